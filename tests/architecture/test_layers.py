@@ -32,6 +32,7 @@ _INTERNAL = re.compile(
     r"pyspark\.(?:java_gateway|sql\.pandas|sql\.connect)"
     r"|\.(?:sessionState|statusStore|sharedState|cacheManager|externalCatalog)\("
     r"|\.(?:globalTempViewManager|getPersistentRDDs)\("
+    r"|\.(?:queryExecution|optimizedPlan|subqueriesAll|collectLeaves|rootPaths|toJSON)\("
     r"|[gs]etattr\([^'\"]*['\"]_(?!_|penstock_)\w+"
 )
 
@@ -350,6 +351,7 @@ def test_pyspark_stays_in_its_place(tmp_path: Path, text: str) -> None:
         "state.sessionState()",
         "state.sharedState()",
         "context.getPersistentRDDs()",
+        "json.loads(plan.toJSON())",
         "getattr(error, '_stackTrace', None)",
         "session.builder._options",
         "refusing(lambda self: self._sparkSession)",

@@ -46,9 +46,11 @@ def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def spark(jvm: Any) -> Any:
+def spark(jvm: Any) -> Iterator[Any]:
     """A session of its own."""
-    return jvm.fresh()
+    session = jvm.fresh()
+    yield session
+    jvm.leave(session)
 
 
 @pytest.fixture

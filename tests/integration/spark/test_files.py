@@ -22,6 +22,7 @@ from penstock.datasets.manifest import File, sums
 from penstock.datasets.parquet_child import field_ids
 from penstock.runtimes.spark.access.base import DataAccess, WriteTarget
 from penstock.runtimes.spark.access.folder import FolderAccess, JarFolderAccess
+from penstock.runtimes.spark.access.parquet import TaskFile
 from penstock.runtimes.spark.access.remote import RemoteAccess
 from penstock.runtimes.spark.columns import columns_of
 from penstock.runtimes.spark.job_config import read_config
@@ -274,3 +275,40 @@ def test_columns_have_their_ids_whoever_writes_them(
             assert found == (wanted if has_ids else [None] * len(wanted)), access.name
             rows = parquet.read_table(file, partitioning=None).to_pylist()
             assert rows == frame.drop("key").toArrow().to_pylist()
+
+
+def test_tasks_that_write_through_arrow_make_row_groups_of_a_size_and_not_of_each_batch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark hands them 10,000 rows at a time, and readers skip and fetch by row groups."""
+    access = RemoteAccess(bench.transfer)
+    frame = bench.session.range(0, 90_000, 1, 1).selectExpr(
+        "xxhash64(id) AS h", "cast(id div 45000 AS string) AS k"
+    )
+
+    def target(name: str, *, file_bytes: int = LARGE) -> WriteTarget:
+        return WriteTarget(location=f"{bench.root}/{name}", staging="", file_bytes=file_bytes)
+
+    def groups(location: str, name: str) -> list[int]:
+        footer = parquet.read_metadata(path_of(f"{location}/{name}"))
+        return [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+
+    def written_to(to: WriteTarget) -> list[list[int]]:
+        files = access.write(frame.drop("k"), to)
+        return [groups(to.location, each.name) for each in files]
+
+    assert written_to(target("whole")) == [[90_000]]
+    keyed = access.write_keys(frame, "k", target("keys"))
+    assert [groups(f"{bench.root}/keys/{key}", some[0].name) for key, some in keyed.items()] == [
+        [45_000],
+        [45_000],
+    ]
+    # Files are cut between groups: where those are small, these are.
+    assert written_to(target("small", file_bytes=2**18)) == [[20_000] * 2] * 2 + [[10_000]]
+
+    monkeypatch.setattr("penstock.runtimes.spark.access.parquet._GROUP_ROWS_MAX", 30_000)
+    file = TaskFile(path_of(f"{bench.root}/a"), pa.schema([("id", pa.int64())]), target("rows"))
+    for start in range(0, 70_000, 10_000):
+        file.write(pa.record_batch({"id": pa.array(range(start, start + 10_000), pa.int64())}))
+    file.send(bench.transfer, target("rows").location)
+    assert groups(f"{bench.root}/rows", "a") == [30_000, 30_000, 10_000]

@@ -47,6 +47,16 @@ def test_what_keeps_jobs_apart_is_tried(spark: Any, monkeypatch: pytest.MonkeyPa
         internals.check_driver(spark)
 
 
+def test_what_prunes_files_and_commits_writes_is_tried(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(internals, "_FILTER", "Filter of another name")
+    # A class of the jar that is no protocol of Spark's.
+    monkeypatch.setattr(internals, "COMMIT_PROTOCOL", "penstock.spark.Damaged")
+    with pytest.raises(WorkFailed, match=r"lacks optimizedPlan\.toJSON, FileCommitProtocol, or"):
+        internals.check_driver(spark)
+
+
 def test_what_a_client_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         class client:  # noqa: N801 - PySpark calls it so

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark.engine_protocol import JobGroup
+from penstock.runtimes.spark.internals import SharedState
 
 GROUP = JobGroup(name="group", title="a run", tasks="task 1")
 
@@ -132,19 +134,34 @@ def test_a_job_finds_nothing_and_leaves_nothing(jvm: Any, has_neighbour: bool) -
     with a_run(jvm) as session:
         _leaves(session)
         assert len(_finds(session)) > 13, "what is looked for below can be found"
+        families = jvm._families._count
     with a_run(jvm) as session:
-        found = _finds(session)
+        assert _finds(session) == set()
+        assert jvm._families._count == families, "what is clean is used again"
+        with pytest.raises(Exception, match="beside"):
+            session.table("beside")
+        # Nor is it in the way of what has its name, as that of another task of the same job has.
+        session.sql("CREATE TABLE beside AS SELECT 2 AS two")
+        assert session.sql("SELECT two FROM beside").collect()[0][0] == 2
     if neighbour is not None:
-        # Nobody can tell whose tables and databases these are, so they wait for the neighbour.
-        assert found <= {"table", "database", "current database"}
         assert neighbour.end() == {"is cached": True, "view": 7, "table": 1}
-        with a_run(jvm) as session:
-            found = _finds(session)
-            with pytest.raises(Exception, match="beside"):
-                session.table("beside")
-    assert found == set()
     assert not jvm.base.catalog.listTables()
     assert not jvm.base.sparkContext._jsc.getPersistentRDDs().size()
+
+
+def test_a_family_that_is_not_clean_serves_nobody(
+    jvm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, kind: str, name: str) -> None:
+        raise Py4JError(f"the {kind} {name} stays")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SharedState, "drop", refuse)
+        with a_run(jvm) as session:
+            session.sql("CREATE TABLE stays AS SELECT 1 AS one")
+    for _ in range(2):
+        with a_run(jvm) as session:
+            assert not session.catalog.tableExists("stays")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +186,7 @@ def test_what_would_change_the_context_is_refused(jvm: Any, call: Callable[[Any]
         assert not caught.value.is_retried
 
 
-def test_global_views_that_got_through_are_dropped_when_nobody_runs(jvm: Any) -> None:
+def test_global_views_that_got_through_are_dropped(jvm: Any) -> None:
     with a_run(jvm) as session:
         session.sql("EXECUTE IMMEDIATE 'CREATE GLOBAL TEMPORARY VIEW g AS SELECT 1 AS one'")
         assert session.table("global_temp.g").count() == 1

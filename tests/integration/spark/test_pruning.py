@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, date, datetime
@@ -20,7 +21,7 @@ from penstock.datasets.layout import path_of
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import read
 from penstock.runtimes.base import Part
-from penstock.runtimes.spark import operators
+from penstock.runtimes.spark import input_reader, internals, operators
 from penstock.runtimes.spark.access.base import FileSlice, PathReader
 from penstock.runtimes.spark.access.remote import RemoteAccess
 from penstock.runtimes.spark.input_reader import InputFiles, InputReader, filters_of, pruned
@@ -271,6 +272,20 @@ def test_a_query_that_asks_for_nothing_runs_once(bench: Bench, months: list[Part
     """A text that does something would do it twice, and the first time over no rows."""
     for sql in ("INSERT INTO t SELECT * FROM a", "WITH a AS (SELECT 1) INSERT INTO t FROM a"):
         assert filters_of(bench.session, sql, None, {"a": (Column("n", "int"),)}) == {}
+
+
+def test_plans_that_cannot_be_read_are_told_of_once_and_wrong_queries_are_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = {"a": (Column("n", "int"),)}
+    monkeypatch.setattr(input_reader, "_is_told", threading.Event())
+    assert filters_of(bench.session, "SELECT nope FROM a WHERE n > 1", None, columns) == {}
+    assert caplog.messages == []
+    monkeypatch.setattr(internals, "plan_leaves", lambda plan, **_: plan.leavesByAnotherName())
+    for _ in range(2):
+        assert filters_of(bench.session, "SELECT n FROM a WHERE n > 1", None, columns) == {}
+    (said,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert "reads all files of its inputs" in said.message
 
 
 def test_spark_reads_the_files_of_a_partition_and_no_others(

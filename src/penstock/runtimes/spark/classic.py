@@ -158,17 +158,17 @@ class ClassicSessions:
         self.base = SparkSession(context)
         check_driver(self.base)
         isolation.install(SparkSession, DataFrame, Catalog, SparkContext)
-        self._commons = isolation.Commons(self.base)
+        self._families = isolation.SessionFamilies(self.base)
         self._thread = threading.local()
         self._is_started = True
 
     def fresh(self) -> Any:
-        return self.base.newSession()
+        return self._families.fresh()
 
     def enter(self, session: Any, group: JobGroup) -> None:
         context = self._context
         if getattr(self._thread, "session", None) is not session:
-            self._commons.enter(session)
+            self._families.enter(session)
             # What the thread asks for its session by gets this one.
             self._active.setActiveSession(scala_session(session))
             context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
@@ -184,7 +184,7 @@ class ClassicSessions:
             self._spark_context.setLocalProperties(self._properties())
             self._active.clearActiveSession()
         finally:
-            self._commons.leave(session)
+            self._families.leave(session)
 
     def cancel(self, group: str) -> None:
         self._spark_context.cancelJobGroupAndFutureJobs(group)

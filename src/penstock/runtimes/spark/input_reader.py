@@ -21,7 +21,6 @@ Called by the engine and `operators`, in the engine's threads.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import tempfile
@@ -34,6 +33,9 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
+
+from py4j.protocol import Py4JNetworkError
+from pyspark.errors import PySparkException
 
 from penstock.datasets import snapshot
 from penstock.datasets.bounds import (
@@ -58,7 +60,12 @@ from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import PenstockError, SchemaRefused, WorkFailed
 from penstock.runtimes.base import AttemptWork, Part, WorkInput, WorkOutput
 from penstock.runtimes.spark.columns import ddl, quoted
-from penstock.runtimes.spark.internals import query_execution, scala_session
+from penstock.runtimes.spark.internals import (
+    PlanExpression,
+    asks_for_time,
+    planned_scans,
+    scala_session,
+)
 from penstock.runtimes.spark.job_config import PARTITION
 
 _REMEMBERED_MAX: Final = 100_000
@@ -244,12 +251,10 @@ _ASKS: Final = re.compile(
 )
 _FILTERS: Final = re.compile(r"\b(?:where|having|join|qualify)\b", re.IGNORECASE)
 _DOES: Final = re.compile(r"\b(?:insert|update|delete|merge)\b", re.IGNORECASE)
-# `DATE 'today'` is a literal to the parser. All else that tells the time has a class of its own.
+# `DATE 'today'` is a literal to the parser. Of all else the plan says that it asks for the time.
 _TIME: Final = re.compile(r"'\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-_TIME_CLASS: Final = re.compile(r'expressions\.(?:Current\w*|Now|LocalTime\w*)"')
-_EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
-_FILTER: Final = "org.apache.spark.sql.catalyst.plans.logical.Filter"
-_RELATION: Final = "LogicalRelation"
+_is_told: Final = threading.Event()
+"""Whether the log has it that plans cannot be read."""
 _MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SIGNS: Final = {
@@ -281,7 +286,6 @@ _KINDS: Final = {
 
 Tag = Callable[[DataFile], str | None]
 """What the rows of a file have as `_partition`; None if they have no such column."""
-Node = Mapping[str, Any]
 
 
 def filters_of(
@@ -305,15 +309,34 @@ def filters_of(
                 empty.mkdir()
                 reader = session.read.schema(ddl(columns))
                 reader.parquet(f"file://{empty}").createOrReplaceTempView(quoted(name))
-            found = _uses(session.sql(sql, args=arguments or None), Path(folder).name)
+            frame = session.sql(sql, args=arguments or None)
+            if asks_for_time(frame):
+                return {}
+            scans = planned_scans(frame, Path(folder).name)
         is_utc = session.conf.get("spark.sql.session.timeZone") == "UTC"
         filters: dict[str, Filter] = {}
         for place, (name, columns) in enumerate(inputs.items()):
-            uses = [_read(use, columns, is_utc=is_utc) for use in found.get(str(place), ())]
+            uses = [
+                _wanted(scan.filter, columns, is_utc=is_utc)
+                for scan in scans
+                if scan.folder == str(place)
+            ]
             if uses and not any(isinstance(use, Unknown) for use in uses):
                 filters[name] = Disjunction(tuple(uses))
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with a query is told when it runs
+    except (PySparkException, Py4JNetworkError, OSError) as error:
+        # Whatever is wrong with a query, or has ended, is told when it runs.
         _log.debug("the files of a query are not pruned: %s", error)
+        return {}
+    except Exception as error:  # noqa: BLE001 - a plan may have any form that is not known here
+        level = logging.DEBUG if _is_told.is_set() else logging.WARNING
+        _is_told.set()
+        _log.log(
+            level,
+            "the plan of a query cannot be read, so it reads all files of its inputs, as others of"
+            " its kind will; it is right, and slower than it could be (%s: %s)",
+            type(error).__name__,
+            error,
+        )
         return {}
     return filters
 
@@ -351,75 +374,28 @@ def _lists(session: Any) -> Iterator[None]:
         session.conf.unset(_IN_SET)
 
 
-def _uses(frame: Any, folder: str) -> Mapping[str, list[tuple[Node, Node | None]]]:
-    """The uses of inputs in a plan, by the names of their folders: relations and their filters.
-
-    Reads Spark's private form of plans. Raises whatever, where it has another form.
-    """
-    planned = query_execution(frame)
-    if _TIME_CLASS.search(planned.analyzed().toJSON()):
-        return {}
-    whole = planned.optimizedPlan()
-    inner = whole.subqueriesAll()
-    found: dict[str, list[tuple[Node, Node | None]]] = {}
-    for plan in (whole, *(inner.apply(place) for place in range(inner.size()))):
-        nodes: list[Node] = json.loads(plan.toJSON())
-        leaves = plan.collectLeaves()
-        places = [place for place, node in enumerate(nodes) if not node["num-children"]]
-        if len(places) != leaves.size():
-            raise ValueError("a plan and its leaves do not fit together")
-        for number, place in enumerate(places):
-            leaf = leaves.apply(number)
-            if leaf.nodeName() != _RELATION:
-                continue
-            roots = leaf.relation().location().rootPaths()
-            root = roots.apply(0) if roots.size() == 1 else None
-            if root is not None and root.getParent().getName() == folder:
-                # A plan is written from the top: what comes before a leaf is above it, or beside.
-                above = nodes[place - 1] if place else None
-                is_filter = above is not None and above["class"] == _FILTER
-                use = nodes[place], above if is_filter else None
-                found.setdefault(str(root.getName()), []).append(use)
-    return found
-
-
-def _read(use: tuple[Node, Node | None], columns: Sequence[Column], *, is_utc: bool) -> Filter:
+def _wanted(condition: PlanExpression | None, columns: Sequence[Column], *, is_utc: bool) -> Filter:
     """What rows of an input have to be like for one use of it."""
-    relation, above = use
-    if above is None:
+    if condition is None:
         return Unknown()
     kinds = {each.name: kind_of(each.type) for each in columns}
-    ids = {attribute["exprId"]["id"]: attribute["name"] for (attribute,) in relation["output"]}
-    reading = _Reading(above["condition"], ids, kinds, is_utc=is_utc)
-    return reading.filter()
+    return _Reading(kinds, is_utc=is_utc).filter(condition)
 
 
 class _Reading:
-    """Reads an expression, which is written from the top: each node before those below it."""
+    """Reads expressions of plans as filters."""
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        ids: Mapping[int, str],
-        kinds: Mapping[str, ColumnKind | None],
-        *,
-        is_utc: bool,
-    ) -> None:
-        self._nodes = iter(nodes)
-        self._ids = ids
+    def __init__(self, kinds: Mapping[str, ColumnKind | None], *, is_utc: bool) -> None:
         self._kinds = kinds
         self._is_utc = is_utc
 
-    def filter(self) -> Filter:
-        """The next expression, with all that is below it."""
-        node = next(self._nodes)
-        name = node["class"].removeprefix(_EXPRESSIONS)
-        if name in ("And", "Or"):
-            parts = (self.filter(), self.filter())
-            return Conjunction(parts) if name == "And" else Disjunction(parts)
-        below = [self._operand() for _ in range(node["num-children"])]
-        match name, below:
-            case (("IsNull" | "IsNotNull"), [str(column)]):
+    def filter(self, said: PlanExpression) -> Filter:
+        """What an expression wants of rows."""
+        if said.kind in ("And", "Or"):
+            parts = tuple(map(self.filter, said.below))
+            return Conjunction(parts) if said.kind == "And" else Disjunction(parts)
+        match said.kind, [self._operand(each) for each in said.below]:
+            case (("IsNull" | "IsNotNull") as name, [str(column)]):
                 return Nullness(column, name == "IsNull")
             case "StartsWith", [str(column), (ColumnKind.TEXT, str(prefix))]:
                 return Prefixed(column, prefix)
@@ -427,11 +403,11 @@ class _Reading:
                 return Disjunction(
                     tuple(self._compared(column, Sign.EQUAL, each) for each in values)
                 )
-            case _, [str(column), value] if name in _SIGNS:
+            case name, [str(column), value] if name in _SIGNS:
                 return self._compared(column, _SIGNS[name], value)
-            case _, [value, str(column)] if name in _SIGNS:
+            case name, [value, str(column)] if name in _SIGNS:
                 return self._compared(column, _TURNED[_SIGNS[name]], value)
-            case "Literal", [] if node["dataType"] == "boolean" and node["value"] == "false":
+            case "Literal", [] if said.type == "boolean" and said.value == "false":
                 return Disjunction(())
         return Unknown()
 
@@ -441,17 +417,9 @@ class _Reading:
                 return Compared(column, sign, said)
         return Unknown()
 
-    def _operand(self) -> str | tuple[ColumnKind, Value] | None:
+    def _operand(self, said: PlanExpression) -> str | tuple[ColumnKind, Value] | None:
         """A column by its name, or a value; None for all else."""
-        node = next(self._nodes)
-        name = node["class"].removeprefix(_EXPRESSIONS)
-        if name == "AttributeReference":
-            return self._ids.get(node["exprId"]["id"])
-        if name == "Literal":
-            return self._literal(node["dataType"], node["value"])
-        for _ in range(node["num-children"]):
-            self._operand()
-        return None
+        return said.column if said.kind != "Literal" else self._literal(said.type, said.value)
 
     def _literal(self, said: Any, value: str | None) -> tuple[ColumnKind, Value] | None:
         kind = _KINDS.get(said) if isinstance(said, str) else None

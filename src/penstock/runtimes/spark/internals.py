@@ -1,11 +1,11 @@
 """All that Penstock uses of PySpark beyond what PySpark promises, in one place.
 
 Spark has no public way to what stands here: the JVM behind a session, its plans and its figures,
-the schema of Arrow for a schema of Spark, the retries of a Connect client. These change between
-releases without notice. So nothing else below `runtimes/spark` names them (`tests/architecture`
-sees to that), and a host tries them when it starts: `check_driver` for a JVM of our own,
-`check_client` for a Connect server. What is missing is said in one sentence, with the release,
-before any task has run.
+the schema of Arrow for a schema of Spark, the retries of a Connect client, and the classes that
+our jar extends. These change between releases without notice. So nothing else below
+`runtimes/spark` names them (`tests/architecture` sees to that), and a host tries them when it
+starts: `check_driver` for a JVM of our own, `check_client` for a Connect server. What is missing is
+said in one sentence, with the release, before any task has run.
 
 Tried by `make spark` on the lowest, a middle and the newest release that is allowed.
 """
@@ -13,7 +13,12 @@ Tried by `make spark` on the lowest, a middle and the newest release that is all
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pyspark
@@ -25,7 +30,11 @@ from pyspark.sql.pandas import types as arrow_types
 
 from penstock.kernel.errors import WorkFailed
 
+COMMIT_PROTOCOL: Final = "penstock.spark.AttemptCommit"
+"""What commits a write, in our jar."""
 _NOBODY: Final = "penstock-nobody"
+_CATALOG: Final = "spark.sql.catalogImplementation"
+_WAREHOUSE: Final = "spark.sql.warehouse.dir"
 
 
 def arrow_schema(schema: types.StructType) -> Any:
@@ -80,21 +89,19 @@ def session_class(jvm: Any) -> Any:
 
 
 class SharedState:
-    """What all sessions of a context share: the cache, the catalog, global views."""
+    """What the sessions of one family share: the cache, the catalog, global views."""
 
     def __init__(self, session: Any) -> None:
         shared = scala_session(session).sharedState()
-        self._context = session.sparkContext._jsc  # noqa: SLF001 - PySpark has no other way
         self._cache = shared.cacheManager()
         self._catalog = shared.externalCatalog()
         self._views = shared.globalTempViewManager()
-        # A metastore is others' too, and keeps what it is given.
-        self._is_ours = session.conf.get("spark.sql.catalogImplementation") == "in-memory"
+        self.is_ours = has_catalog_of_its_own(session)
 
     def names(self) -> set[tuple[str, str]]:
         """What there is: global views, databases, and what is in the default one of them."""
         found = {"view": self._views.listViewNames("*")}
-        if self._is_ours:
+        if self.is_ours:
             found |= {
                 "database": self._catalog.listDatabases(),
                 "table": self._catalog.listTables("default"),
@@ -123,17 +130,39 @@ class SharedState:
         return not self._cache.isEmpty()
 
     def clear(self) -> None:
-        """Drop whatever is cached."""
+        """Drop whatever is cached by a frame or a name."""
         self._cache.clearCache()
-        kept = self._context.getPersistentRDDs()
-        if kept.size():
-            for each in kept.values():
-                each.unpersist(False)  # noqa: FBT003 - Java's own
 
     def drop_nothing(self) -> None:
         """Try what drops, with names that there are not; a function last, since that is refused."""
-        for kind in ("view", *(("database", "table", "function") if self._is_ours else ())):
+        for kind in ("view", *(("database", "table", "function") if self.is_ours else ())):
             self.drop(kind, _NOBODY)
+
+
+def has_catalog_of_its_own(session: Any) -> bool:
+    """Whether tables are known to this JVM alone: a metastore is others' too, and keeps them."""
+    return bool(session.conf.get(_CATALOG) == "in-memory")
+
+
+def stranger(session: Any, *, warehouse: str) -> SparkSession:
+    """A session of the same context that shares nothing else with this one, nor its folder."""
+    jvm = jvm_of(session)
+    options = jvm.java.util.HashMap()
+    options.put(_WAREHOUSE, warehouse)
+    scala = scala_context(session.sparkContext)
+    made = session_class(jvm)(scala, options)
+    # What its web page would show. One of these hears of the queries of all, and none is removed.
+    listener = made.sharedState().statusStore().listener()
+    scala.listenerBus().removeListener(listener.get())
+    return SparkSession(session.sparkContext, made)
+
+
+def clear_rdds(session: Any) -> None:
+    """Drop whatever is cached in a context as an RDD."""
+    kept = session.sparkContext._jsc.getPersistentRDDs()  # noqa: SLF001 - PySpark has no other way
+    if kept.size():
+        for each in kept.values():
+            each.unpersist(False)  # noqa: FBT003 - Java's own
 
 
 def session_of_catalog(catalog: Any) -> Any:
@@ -162,6 +191,104 @@ def planned_bytes(plan: Any) -> int:
     """How many bytes the optimizer expects of a plan."""
     # A number, or one of Scala's that is written as one.
     return int(str(plan.stats().sizeInBytes()))
+
+
+def plan_leaves(plan: Any, *, leaves_max: int) -> list[Any]:
+    """What a plan reads, as nodes of it."""
+    leaves = plan.collectLeaves()
+    return [leaves.apply(place) for place in range(min(leaves.size(), leaves_max))]
+
+
+def rdd_of_leaf(leaf: Any) -> str:
+    """What the rows of a leaf come from, in Spark's words; empty if that is no RDD."""
+    return str(leaf.rdd().toDebugString()) if leaf.nodeName() == "LogicalRDD" else ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanExpression:
+    """An expression of a plan: a function, a column or a value."""
+
+    kind: str
+    """Spark's name of its class."""
+    below: tuple[PlanExpression, ...] = ()
+    column: str | None = None
+    """The name of a column of the scan that the expression stands above."""
+    type: Any = None
+    value: str | None = None
+    """Of a literal, with its type, as Spark writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedScan:
+    """One use of a folder of files in a plan, and the filter directly above it."""
+
+    folder: str
+    filter: PlanExpression | None
+
+
+_SCANS_MAX: Final = 100_000
+_EXPRESSIONS: Final = "org.apache.spark.sql.catalyst.expressions."
+_FILTER: Final = "org.apache.spark.sql.catalyst.plans.logical.Filter"
+_RELATION: Final = "LogicalRelation"
+# `DATE 'today'` is a literal to the parser. All else that tells the time has a class of its own.
+_TIME_CLASS: Final = re.compile(r'expressions\.(?:Current\w*|Now|LocalTime\w*)"')
+
+
+def asks_for_time(frame: DataFrame) -> bool:
+    """Whether the plan of a classic frame has what tells the time."""
+    return _TIME_CLASS.search(query_execution(frame).analyzed().toJSON()) is not None
+
+
+def planned_scans(frame: DataFrame, folder: str) -> list[PlannedScan]:
+    """The uses of what is in a folder of this name, in the optimized plan of a classic frame.
+
+    Raises whatever, where plans have another form.
+    """
+    whole = optimized_plan(frame)
+    inner = whole.subqueriesAll()
+    found = []
+    for plan in (whole, *(inner.apply(place) for place in range(inner.size()))):
+        nodes: list[dict[str, Any]] = json.loads(plan.toJSON())
+        leaves = plan_leaves(plan, leaves_max=_SCANS_MAX)
+        places = [place for place, node in enumerate(nodes) if not node["num-children"]]
+        for leaf, place in zip(leaves, places, strict=True):
+            if leaf.nodeName() != _RELATION:
+                continue
+            roots = leaf.relation().location().rootPaths()
+            root = roots.apply(0) if roots.size() == 1 else None
+            if root is not None and root.getParent().getName() == folder:
+                # A plan is written from the top: what comes before a leaf is above it, or beside.
+                above = nodes[place - 1] if place else None
+                condition = None
+                if above is not None and above["class"] == _FILTER:
+                    output = nodes[place]["output"]
+                    names = {each["exprId"]["id"]: each["name"] for (each,) in output}
+                    condition = _expression(iter(above["condition"]), names)
+                found.append(PlannedScan(str(root.getName()), condition))
+    return found
+
+
+def _expression(nodes: Iterator[Mapping[str, Any]], names: Mapping[int, str]) -> PlanExpression:
+    """The next expression, which is written from the top: each node before those below it."""
+    node = next(nodes)
+    kind = node["class"].removeprefix(_EXPRESSIONS)
+    match kind:
+        case "AttributeReference":
+            return PlanExpression(kind, column=names.get(node["exprId"]["id"]))
+        case "Literal":
+            return PlanExpression(kind, type=node["dataType"], value=node["value"])
+    below = tuple(_expression(nodes, names) for _ in range(node["num-children"]))
+    return PlanExpression(kind, below)
+
+
+def has_class(session: Any, name: str) -> bool:
+    """Whether the driver has a class."""
+    jvm = jvm_of(session)
+    if jvm is None:
+        return False
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    path = name.replace(".", "/") + ".class"
+    return loader is not None and loader.getResource(path) is not None
 
 
 def is_of_connect(frame: DataFrame) -> bool:
@@ -244,10 +371,28 @@ def _driver_checks(session: Any) -> list[tuple[str, Callable[[], Any]]]:
         ("sharedState.cacheManager.isEmpty", lambda: SharedState(session).has_cached()),
         ("sharedState.cacheManager.clearCache", lambda: SharedState(session).clear()),
         ("sharedState.externalCatalog.drop", lambda: SharedState(session).drop_nothing()),
+        ("SparkSession.sharedState", lambda: _check_stranger(session)),
+        ("getPersistentRDDs", lambda: clear_rdds(session)),
         ("Builder._options", lambda: builder_options(SparkSession.builder)),
         ("Catalog._sparkSession", lambda: session_of_catalog(session.catalog)),
         ("optimizedPlan.stats", lambda: _check_plan(session.range(1))),
+        ("optimizedPlan.toJSON", lambda: _check_scans(session)),
+        ("FileCommitProtocol", lambda: _check_commit(session)),
+        ("SparkPlugin", lambda: _check_plugin(session)),
     ]
+
+
+def _check_stranger(session: Any) -> None:
+    if not has_catalog_of_its_own(session):
+        return
+    name = f"{_NOBODY}-{id(session)}"
+    other = stranger(session, warehouse=f"{session.conf.get(_WAREHOUSE)}/{name}")
+    ours = scala_session(session).sharedState()
+    if str(other.conf.get(_WAREHOUSE)).endswith(name) and not ours.equals(
+        scala_session(other.newSession()).sharedState()
+    ):
+        return
+    raise TypeError(name)
 
 
 def _check_arrow() -> None:
@@ -259,6 +404,49 @@ def _check_arrow() -> None:
 def _check_plan(frame: DataFrame) -> None:
     plan = optimized_plan(frame)
     planned_bytes(plan.collectLeaves().apply(0))
+
+
+def _check_scans(session: Any) -> None:
+    """Files are pruned by what is read from plans; whoever cannot read them prunes nothing."""
+    with tempfile.TemporaryDirectory(prefix="penstock-plan-") as folder:
+        Path(folder, "0").mkdir()
+        files = session.read.schema("n bigint, s string").parquet(f"file://{folder}/0")
+        frame = files.where("n > 1 AND s IN ('a', 'b')")
+        (scan,) = planned_scans(frame, Path(folder).name)
+        is_timed = asks_for_time(frame) or not asks_for_time(files.where("s > current_date()"))
+    waiting = [] if scan.filter is None else [scan.filter]
+    found = set()
+    while waiting:
+        one = waiting.pop()
+        found.add((one.kind, *((each.column, each.type, each.value) for each in one.below)))
+        waiting += one.below
+    column, texts = ("s", None, None), [(None, "string", each) for each in "ab"]
+    wanted = {("GreaterThan", ("n", None, None), (None, "long", "1")), ("In", column, *texts)}
+    if is_timed or not wanted <= found:
+        raise TypeError(found)
+
+
+def _check_commit(session: Any) -> None:
+    if not has_class(session, COMMIT_PROTOCOL):
+        return
+    jvm = jvm_of(session)
+    protocols = jvm.org.apache.spark.internal.io.FileCommitProtocol
+    try:
+        made = protocols.instantiate(COMMIT_PROTOCOL, _NOBODY, "/", False)  # noqa: FBT003 - Scala's
+    except Py4JJavaError as error:
+        raise TypeError(COMMIT_PROTOCOL) from error
+    # What Spark wants of a protocol beyond what ours has would be missed in the middle of a write.
+    methods = [str(each.toString()) for each in made.getClass().getMethods()]
+    if missing := [each for each in methods if " abstract " in each]:
+        raise TypeError(missing)
+
+
+def _check_plugin(session: Any) -> None:
+    if not has_class(session, COMMIT_PROTOCOL):
+        return
+    plugin = jvm_of(session).penstock.spark.Plugin()
+    if plugin.driverPlugin().receive(f"file {_NOBODY}") or plugin.executorPlugin() is None:
+        raise TypeError(plugin)
 
 
 def _missing(checks: list[tuple[str, Callable[[], Any]]]) -> Iterator[str]:

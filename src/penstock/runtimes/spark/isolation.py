@@ -1,16 +1,22 @@
 """Keeps jobs apart that share a context of Spark: none finds what another has made.
 
-- What belongs to a session is gone with it, since every run has one of its own (`Sessions.fresh`):
+- What belongs to a session is gone with it, since every run has one of its own:
   views, functions, variables, settings, the current database, data sources.
 - What belongs to a thread is reset after the run: properties, tags, the active session. Threads
   that a run's own thread starts work for that run.
-- What belongs to the context is dropped after the run, by name: what was cached, tables, databases
-  and functions of Spark's own catalog.
+- What sessions share is shared by a *family* of them: the catalog with its tables, databases and
+  functions, global views, and what is cached. Runs that are there at the same time are of different
+  families, each with a warehouse folder of its own, so that none sees what another makes, and two
+  may make tables of one name. When a run leaves, all that is in its family is its own, and is
+  dropped, by name; then the family serves another run. There are as many as runs at once.
 - What cannot be taken back, or would be taken from others too, is refused with a sentence.
 
-Of the context it is known what it holds, not who made it. What is new in it when a run leaves may
-be that run's, or one's that runs beside it, so it is dropped when all of them have left. Only when
-nobody runs at all, everything is cleared that has no name.
+Only cached RDDs are of the context: nobody finds them by a name, and they are dropped when nobody
+runs. A metastore is others' too: there all runs are of one family, whose catalog is left alone,
+what a run caches is dropped frame by frame, and all of it when nobody runs.
+
+States of a family: idle, or of a run. A family whose clean-up fails is not used again. Nothing here
+outlives the JVM, so a crash leaves nothing but folders below the host's own, which go with it.
 
 What is refused is refused in Python, where users' code calls it (`install`, once a process), and
 only to sessions of runs. It keeps mistakes from others; code that means harm has the rights of the
@@ -39,7 +45,9 @@ from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark.internals import (
     SharedState,
     builder_options,
+    clear_rdds,
     session_of_catalog,
+    stranger,
 )
 
 _log = logging.getLogger(__name__)
@@ -137,16 +145,27 @@ def _keep_named(self: Any, *args: Any, **named: Any) -> None:
         _runs[session].append(_Named(session))
 
 
-class Commons:
-    """What the sessions of one context share, and which runs are there."""
+class SessionFamilies:
+    """The families of one context, and which runs they serve."""
 
     def __init__(self, base: Any) -> None:
-        self._shared = SharedState(base)
+        """`base` is the session of nobody's run; its family is the first."""
+        self._base = base
         self._lock = threading.Lock()
+        self._idle = [_Family(base)]
+        self._count = 1
+        self._serving: WeakKeyDictionary[Any, _Family] = WeakKeyDictionary()
         self._active: set[int] = set()
-        self._known = self._shared.names()
-        self._new: dict[tuple[str, str], set[int]] = {}
-        """What nobody is known to have made, and who runs that may have."""
+
+    def fresh(self) -> Any:
+        """A session for a run, of a family that no other run is of."""
+        with self._lock:
+            family = self._idle.pop() if self._idle else self._made()
+            if not family.is_exclusive:
+                self._idle.append(family)
+            session = family.base.newSession()
+            self._serving[session] = family
+        return session
 
     def enter(self, session: Any) -> None:
         """A run is there."""
@@ -155,38 +174,54 @@ class Commons:
         enter(session)
 
     def leave(self, session: Any) -> None:
-        """A run is over: drop what is certainly nobody's any more."""
+        """A run is over: what it has left is dropped."""
+        with self._lock:
+            family = self._serving.pop(session)
         try:
             try:
-                if self._shared.has_cached():
+                if family.shared.has_cached():
                     _uncache_views(session)
             finally:
                 leave(session)
         finally:
             with self._lock:
                 self._active.discard(id(session))
-                for owners in self._new.values():
-                    owners.discard(id(session))
-                for name in self._shared.names() - self._known - self._new.keys():
-                    self._new[name] = set(self._active)
-                over = [name for name, owners in self._new.items() if not owners]
-                for name in over:
-                    self._drop(*self._forget(name))
-                if not self._active:
-                    # Nobody runs: whatever is cached is nobody's.
-                    self._shared.clear()
+                is_last = not self._active
+                if family.is_exclusive or is_last:
+                    is_clean = family.clean()
+                    if family.is_exclusive and is_clean:
+                        self._idle.append(family)
+                if is_last:
+                    clear_rdds(self._base)
 
-    def _forget(self, name: tuple[str, str]) -> tuple[str, str]:
-        del self._new[name]
-        return name
+    def _made(self) -> _Family:
+        warehouse = f"{self._base.conf.get('spark.sql.warehouse.dir')}/penstock-{self._count}"
+        self._count += 1
+        return _Family(stranger(self._base, warehouse=warehouse))
 
-    def _drop(self, kind: str, name: str) -> None:
-        try:
-            self._shared.drop(kind, name)
-        except Py4JError as error:
-            _log.warning("the %s %s that a task has left is not dropped: %s", kind, name, error)
-        else:
-            _log.info("the %s %s that a task has left is dropped", kind, name)
+
+class _Family:
+    """Sessions that share a catalog and a cache."""
+
+    def __init__(self, base: Any) -> None:
+        self.base = base
+        self.shared = SharedState(base)
+        self.is_exclusive = self.shared.is_ours
+        self._known = self.shared.names()
+
+    def clean(self) -> bool:
+        """Drop what was not there at first; whether all of it is gone."""
+        is_clean = True
+        for kind, name in self.shared.names() - self._known:
+            try:
+                self.shared.drop(kind, name)
+            except Py4JError as error:
+                is_clean = False
+                _log.warning("the %s %s that a task has left is not dropped: %s", kind, name, error)
+            else:
+                _log.info("the %s %s that a task has left is dropped", kind, name)
+        self.shared.clear()
+        return is_clean
 
 
 @dataclass(frozen=True, slots=True)

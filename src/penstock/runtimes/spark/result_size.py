@@ -33,7 +33,12 @@ from pyspark.sql import DataFrame, types
 
 from penstock.datasets.manifest import File
 from penstock.runtimes.spark.columns import quoted
-from penstock.runtimes.spark.internals import optimized_plan, planned_bytes
+from penstock.runtimes.spark.internals import (
+    optimized_plan,
+    plan_leaves,
+    planned_bytes,
+    rdd_of_leaf,
+)
 from penstock.runtimes.spark.settings import SparkSettings, heap_bytes
 
 UNKNOWN_BYTES: Final = 2**60
@@ -81,9 +86,8 @@ def estimated_bytes(frame: DataFrame, *, enough: int) -> int:
         whole = planned_bytes(optimized)
         if whole <= enough:
             return whole
-        leaves = optimized.collectLeaves()
-        count = min(leaves.size(), _LEAVES_MAX)
-        return min(UNKNOWN_BYTES, sum(_read_by(leaves.apply(place)) for place in range(count)))
+        leaves = plan_leaves(optimized, leaves_max=_LEAVES_MAX)
+        return min(UNKNOWN_BYTES, sum(map(_read_by, leaves)))
     except Py4JError:
         return 0
 
@@ -101,9 +105,7 @@ def _is_given(leaf: Any) -> bool:
 
 def _is_made_in_driver(leaf: Any) -> bool:
     """Whether a leaf is rows that a function has handed over, which the driver has had already."""
-    if leaf.nodeName() != "LogicalRDD":
-        return False
-    lines = leaf.rdd().toDebugString().strip().splitlines()
+    lines = rdd_of_leaf(leaf).strip().splitlines()
     return bool(lines) and _MADE_IN_DRIVER in lines[-1]
 
 

@@ -20,9 +20,9 @@ from penstock.runtimes.spark.access.object_store import (
     BucketAccess,
     CachedBucketAccess,
     S3aAccess,
-    has_class,
 )
 from penstock.runtimes.spark.access.remote import RemoteAccess
+from penstock.runtimes.spark.internals import has_class
 from penstock.runtimes.spark.settings import SparkSettings
 
 _log = logging.getLogger(__name__)

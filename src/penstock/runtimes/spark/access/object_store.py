@@ -65,9 +65,8 @@ from penstock.runtimes.spark.access.base import (
     nothing_inside,
 )
 from penstock.runtimes.spark.access.parquet import file_bounds
-from penstock.runtimes.spark.internals import jvm_of
+from penstock.runtimes.spark.internals import COMMIT_PROTOCOL, jvm_of
 
-PROTOCOL: Final = "penstock.spark.AttemptCommit"
 _SETTING: Final = "spark.sql.sources.commitProtocolClass"
 _MARK: Final = b"PAR1"
 """What a Parquet file begins with, and before its footer nothing else is looked for."""
@@ -116,7 +115,7 @@ class CommitTracker:
         with self._lock:
             count, before = self._writing.get(session) or (0, session.conf.get(_SETTING))
             if not count:
-                session.conf.set(_SETTING, PROTOCOL)
+                session.conf.set(_SETTING, COMMIT_PROTOCOL)
             self._writing[session] = count + 1, before
         try:
             yield
@@ -323,16 +322,6 @@ class BucketCredentials:
             except (PenstockError, RuntimeError, OSError, TimeoutError) as error:
                 # What it has is good for some time; the next minute is another chance.
                 _log.warning("failed to renew the keys of the bucket %s: %s", bucket, error)
-
-
-def has_class(session: Any, name: str) -> bool:
-    """Whether the driver has a class."""
-    jvm = jvm_of(session)
-    if jvm is None:
-        return False
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    path = name.replace(".", "/") + ".class"
-    return loader is not None and loader.getResource(path) is not None
 
 
 def _bucket(location: str) -> str:

@@ -13,6 +13,10 @@ Arrow, rows come sorted by key, and each run of one key is a file of its own
 (`PartitionedTaskWriter`). Either way a file is in the folder of its partition, as
 `penstock.datasets.layout.part` writes the key, below the location that only this attempt writes
 to.
+
+Arrow makes a row group of whatever it is given at a time, and Spark gives 10,000 rows. So tasks
+write through a `TaskFile`, which keeps rows back until a group of them is large: readers skip, and
+fetch, by row groups.
 """
 
 from __future__ import annotations
@@ -117,6 +121,61 @@ def reported(rows: Sequence[Any]) -> PartitionedFiles:
     return {key: tuple(files) for key, files in found.items()}
 
 
+_GROUP_ROWS_MAX: Final = 2**20
+_GROUP_BYTES_MAX: Final = 64 * 2**20
+"""In memory, where Spark's own writer has twice that; in a file it is less."""
+
+
+class TaskFile:
+    """A file that a Spark task writes batch by batch, in row groups whose size is not theirs."""
+
+    def __init__(self, path: Path, schema: pa.Schema, target: WriteTarget) -> None:
+        self._path = path
+        self._schema = schema
+        self._writer = opened_writer(path, schema)
+        self._file_bytes = target.file_bytes
+        # A file is cut between groups: where files are small, so are these.
+        self._group_bytes = min(_GROUP_BYTES_MAX, target.file_bytes // 2)
+        self._held: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add rows. A batch is never cut."""
+        if self._rows + rows.num_rows > _GROUP_ROWS_MAX:
+            self._end_group()
+        self._held.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
+        if self._bytes >= self._group_bytes:
+            self._end_group()
+
+    def is_full(self) -> bool:
+        """Whether what comes next belongs into another file."""
+        return self._path.stat().st_size >= self._file_bytes
+
+    def send(self, transfer: Transfer, location: str) -> dict[str, list[Any]]:
+        """Complete the file and bring it to a location; what is reported of it, by column."""
+        self._end_group()
+        self._writer.close()
+        identify_file(self._path, columns_in(self._schema))
+        footer = parquet.read_metadata(self._path)
+        sent = transfer.send(self._path, f"{location}/{self._path.name}")
+        self._path.unlink()
+        return {
+            "name": [self._path.name],
+            "rows": [footer.num_rows],
+            "bytes": [sent.bytes],
+            "sha256": [sent.sha256],
+            "bounds": [msgspec.json.encode(bounds_of(footer)).decode()],
+        }
+
+    def _end_group(self) -> None:
+        if self._held:
+            group = pa.Table.from_batches(self._held, self._schema)
+            self._writer.write_table(group, row_group_size=group.num_rows)
+            self._held, self._rows, self._bytes = [], 0, 0
+
+
 class PartitionedTaskWriter:
     """What a Spark task does to write rows that are sorted by key. Travels to executors."""
 
@@ -129,37 +188,23 @@ class PartitionedTaskWriter:
         context = TaskContext.get()
         assert context is not None
         stem = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
-        number, held, writer, path = 0, "", None, Path()
+        number, held, file = 0, "", None
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             for key, rows in _runs(batches, self._column):
-                is_full = writer is not None and path.stat().st_size >= self._target.file_bytes
-                if writer is not None and (key != held or is_full):
-                    yield self._sent(path, writer, held)
-                    writer = None
-                if writer is None:
+                if file is not None and (key != held or file.is_full()):
+                    yield self._sent(file, held)
+                    file = None
+                if file is None:
                     path = Path(folder, f"{stem}-{number:05}.parquet")
-                    writer, held = opened_writer(path, rows.schema), key
+                    file, held = TaskFile(path, rows.schema, self._target), key
                     number += 1
-                writer.write_batch(rows)
-            if writer is not None:
-                yield self._sent(path, writer, held)
+                file.write(rows)
+            if file is not None:
+                yield self._sent(file, held)
 
-    def _sent(self, path: Path, writer: Any, key: str) -> pa.RecordBatch:
-        writer.close()
-        identify_file(path, columns_in(writer.schema))
-        footer = parquet.read_metadata(path)
-        sent = self._transfer.send(path, f"{self._target.location}/{part(key)}/{path.name}")
-        path.unlink()
-        return pa.RecordBatch.from_pydict(
-            {
-                "key": [key],
-                "name": [path.name],
-                "rows": [footer.num_rows],
-                "bytes": [sent.bytes],
-                "sha256": [sent.sha256],
-                "bounds": [msgspec.json.encode(bounds_of(footer)).decode()],
-            }
-        )
+    def _sent(self, file: TaskFile, key: str) -> pa.RecordBatch:
+        sent = file.send(self._transfer, f"{self._target.location}/{part(key)}")
+        return pa.RecordBatch.from_pydict({"key": [key], **sent})
 
 
 def _runs(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[str, pa.RecordBatch]]:

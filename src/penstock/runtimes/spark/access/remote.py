@@ -34,7 +34,6 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 from pyarrow import dataset as arrow_dataset
-from pyarrow import parquet
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, datasource, types
 
@@ -52,7 +51,6 @@ from penstock.datasets.bounds import (
     may_hold,
 )
 from penstock.datasets.manifest import File
-from penstock.datasets.parquet_footer import columns_in, identify_file
 from penstock.datasets.schema import Column
 from penstock.datasets.snapshot import DataFile
 from penstock.datasets.transfer import Transfer
@@ -63,12 +61,11 @@ from penstock.runtimes.spark.access.base import (
     PartitionedFiles,
     WriteTarget,
     nothing_inside,
-    opened_writer,
 )
 from penstock.runtimes.spark.access.parquet import (
     REPORT,
     PartitionedTaskWriter,
-    bounds_of,
+    TaskFile,
     reported,
 )
 from penstock.runtimes.spark.columns import ddl
@@ -353,33 +350,21 @@ class _Writing:
         context = TaskContext.get()
         assert context is not None
         stem = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
-        number, writer, path = 0, None, Path()
+        number, file = 0, None
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                if writer is None:
+                if file is None:
                     path = Path(folder, f"{stem}-{number:03}.parquet")
-                    writer = opened_writer(path, batch.schema)
+                    file = TaskFile(path, batch.schema, self._target)
                     number += 1
-                writer.write_batch(batch)
-                if path.stat().st_size >= self._target.file_bytes:
-                    yield self._sent(path, writer)
-                    writer = None
-            if writer is not None:
-                yield self._sent(path, writer)
+                file.write(batch)
+                if file.is_full():
+                    yield self._sent(file)
+                    file = None
+            if file is not None:
+                yield self._sent(file)
 
-    def _sent(self, path: Path, writer: Any) -> pa.RecordBatch:
-        writer.close()
-        identify_file(path, columns_in(writer.schema))
-        footer = parquet.read_metadata(path)
-        sent = self._transfer.send(path, f"{self._target.location}/{path.name}")
-        path.unlink()
-        report = {
-            "name": [path.name],
-            "rows": [footer.num_rows],
-            "bytes": [sent.bytes],
-            "sha256": [sent.sha256],
-            "bounds": [msgspec.json.encode(bounds_of(footer)).decode()],
-        }
-        return pa.RecordBatch.from_pydict(report)
+    def _sent(self, file: TaskFile) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict(file.send(self._transfer, self._target.location))
