@@ -194,28 +194,25 @@ async def http(bench: Bench, *, tasks: int, workers: int, batch: int) -> None:
 
 
 def _cpu(database: str) -> dict[str, float]:
-    """The CPU seconds of our dispatcher, of the connections of a database, and of ourselves.
-
-    With those of connections that have ended, of which the server knows as their parent.
-    """
-    ticks = {"the dispatcher": 0, "Postgres": 0, "the clients": 0}
-    ended: dict[str, int] = {}
-    servers: set[str] = set()
+    """The CPU seconds of our dispatcher, of the connections of a database, and of ourselves."""
+    found = {"the dispatcher": 0.0, "Postgres": 0.0, "the clients": 0.0}
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
-            used = int(fields[11]) + int(fields[12])
-            ended[place.name] = int(fields[13]) + int(fields[14])
-            if int(fields[1]) == os.getpid() and "penstock dispatcher" in words:
-                ticks["the dispatcher"] += used
+            parent = (place / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == str(os.getpid()) and "penstock dispatcher" in words:
+                found["the dispatcher"] += _busy(place)
             elif words.startswith("postgres: ") and f" {database} " in words:
-                ticks["Postgres"] += used
-                servers.add(fields[1])
+                found["Postgres"] += _busy(place)
             elif place.name == str(os.getpid()):
-                ticks["the clients"] += used
-    ticks["Postgres"] += sum(ended.get(each, 0) for each in servers)
-    return {who: used / os.sysconf("SC_CLK_TCK") for who, used in ticks.items()}
+                found["the clients"] += _busy(place)
+    return found
+
+
+def _busy(process: Path) -> float:
+    """The seconds that the threads of a process have run, finer than by ticks."""
+    threads = process.glob("task/*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
 
 
 async def _drained(url: str, *, workers: int, batch: int) -> float:
@@ -281,47 +278,44 @@ async def _queued(database: Database, tasks: int, *, first: int = 0, told: str =
 
 # The log of publications -------------------------------------------------------------------------
 
+HISTORY_TASKS = 128
+"""In a round."""
 LOGGED = ("publication_put_logged", "publication_moved_logged", "publication_left_logged")
 
 
-async def history(bench: Bench, *, tasks: int, rounds: int) -> None:
-    """Claim and complete over HTTP, with and without the triggers that write the log."""
+async def history(bench: Bench, *, pairs: int) -> None:
+    """Claim and complete over HTTP, with and without the triggers that write the log.
+
+    In turn, a few tasks at a time: what else the machine does is then beside both alike.
+    """
     dsn = await bench.database("history")
     figures: dict[str, list[float]] = {
-        "claim + complete, tasks/s": [],
+        "claim + complete, ms a task": [],
         "CPU of Postgres, ms a task": [],
-        "written to the WAL, bytes a task": [],
+        "CPU of Postgres and the dispatcher, ms a task": [],
     }
     async with Database(dsn, connections_max=10) as database, dispatcher_over(bench, dsn) as urls:
         # So each round replaces what another has published: of that the log has two rows.
-        for number in range(1 + 2 * rounds):
-            is_logged = number % 4 < 2
-            verb = "ENABLE" if is_logged else "DISABLE"
+        for number in range(2 + 2 * pairs):
+            verb = "ENABLE" if number % 4 in (0, 3) else "DISABLE"
             changes = ", ".join(f"{verb} TRIGGER {each}" for each in LOGGED)
             await _query(database, f"ALTER TABLE publication {changes}")
-            await _queued(database, tasks, told=f"{number}-")
-            used, written = _cpu("history")["Postgres"], await _wal_bytes(dsn)
-            took = await _drained(urls[1], workers=8, batch=16)
-            used, written = _cpu("history")["Postgres"] - used, await _wal_bytes(dsn) - written
-            if number:
-                said = (tasks / took, 1000 * used / tasks, written / tasks)
-                for found, value in zip(figures.values(), said, strict=True):
-                    found.append(value)
+            await _queued(database, HISTORY_TASKS, told=f"{number}-")
+            before = _cpu("history")
+            took = await _drained(urls[1], workers=2, batch=16)
+            spent = {who: seconds - before[who] for who, seconds in _cpu("history").items()}
+            both = spent["Postgres"] + spent["the dispatcher"]
+            for found, value in zip(figures.values(), (took, spent["Postgres"], both), strict=True):
+                found.append(1000 * value / HISTORY_TASKS)
     for name, found in figures.items():
         what, _, unit = name.partition(", ")
-        # Rounds 1 and 2 are a pair, 3 and 4 another; the first is logged in every other one.
-        pairs = [found[at : at + 2][:: 1 - at % 4] for at in range(0, len(found), 2)]
-        logged, bare = (statistics.median(each) for each in zip(*pairs, strict=True))
-        bench.tell(f"history: {what}, with the log", logged, unit)
-        bench.tell(f"history: {what}, without it", bare, unit)
-        ratios = sorted(one / other for one, other in pairs)
-        bench.tell(f"history: {what}, ratio", f"{statistics.median(ratios):.3f}")
-        print(f"  of each pair: {', '.join(f'{each:.3f}' for each in ratios)}")
-
-
-async def _wal_bytes(dsn: str) -> float:
-    (row,) = await _all(dsn, "SELECT pg_current_wal_insert_lsn() - '0/0' AS bytes")
-    return float(row["bytes"])
+        # The first two have made the partitions. Of four rounds the first and the last are logged.
+        told = [found[at : at + 2][:: 1 if at % 4 == 0 else -1] for at in range(2, len(found), 2)]
+        logged, bare = (statistics.median(each) for each in zip(*told, strict=True))
+        bench.tell(f"history: {what}, with the log", f"{logged:.3f}", unit)
+        bench.tell(f"history: {what}, without it", f"{bare:.3f}", unit)
+        ratio = statistics.median(one / other for one, other in told)
+        bench.tell(f"history: {what}, ratio", f"{ratio:.3f}")
 
 
 # Many partitions --------------------------------------------------------------------------------
@@ -589,7 +583,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 for batch in (1, 16):
                     await http(bench, tasks=options.tasks, workers=8, batch=batch)
             if "history" in options.sections:
-                await history(bench, tasks=options.tasks, rounds=options.rounds)
+                await history(bench, pairs=options.pairs)
             if "many" in options.sections:
                 await many(bench, partitions=10_000, seconds=10.0)
             if "backfill" in options.sections:
@@ -604,8 +598,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("sections", nargs="*", default=SECTIONS, help=", ".join(SECTIONS))
     parser.add_argument("--events", type=int, default=10_000, help="for routing")
-    parser.add_argument("--tasks", type=int, default=4_000, help="for http and history")
-    parser.add_argument("--rounds", type=int, default=6, help="of each kind, for history")
+    parser.add_argument("--tasks", type=int, default=4_000, help="for http")
+    parser.add_argument("--pairs", type=int, default=40, help="of rounds, for history")
     parser.add_argument("--most", type=int, default=1_000_000, help="finished tasks of the curve")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()

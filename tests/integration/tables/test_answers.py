@@ -16,7 +16,7 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.snapshots import ancestors_of
 
-from penstock.dispatcher.catalog import metadata_writer
+from penstock.dispatcher.catalog import metadata_writer, scan_planner
 from penstock.dispatcher.catalog.scan_planner import Manifests
 from penstock.dispatcher.catalog.tables import CatalogTable
 from penstock.dispatcher.database.pool import query
@@ -490,6 +490,7 @@ def test_a_scan_of_many_parts_goes_on_while_its_snapshot_is_forgotten(
             found = await asyncio.to_thread(scanned, shop)
             assert len(set(found["partition_key"].to_pylist())) == found.num_rows == 1201
             page = (await asked(shop, "/plan")).json()
+            page_snapshot = int(page["plan-id"])
             seen = [each["data-file"]["partition"] for each in page["file-scan-tasks"]]
             (task,) = page["plan-tasks"]
             await world.rows("DELETE FROM publication WHERE partition_key <> 'k'")
@@ -504,6 +505,7 @@ def test_a_scan_of_many_parts_goes_on_while_its_snapshot_is_forgotten(
                 seen += [each["data-file"]["partition"] for each in page["file-scan-tasks"]]
                 (following,) = page["plan-tasks"] or [None]
             assert len(seen) == len({each for (each,) in seen}) == 1201
+            await _by_a_large_filter(shop, page_snapshot)
             world.later(86_400)
             await shop.parts.tables.snapshots.forget()
             gone = (await asked(shop, "/tasks", **{"plan-task": task})).json()["error"]
@@ -559,6 +561,28 @@ def test_a_span_of_partitions_is_planned_without_a_look_at_others(
             assert (await asked(shop, "/plan", filter=below)).status_code == 500
 
     play(story)
+
+
+async def _by_a_large_filter(shop: Shop, snapshot: int) -> None:
+    """It is told of with each file, so its pages are shorter; and a part of many is too much."""
+    wanted: Any = {"type": "eq", "term": "sum", "value": 1}
+    every = [{**wanted, "value": number} for number in range(1, 1001)]
+    while len(every) > 1:
+        pairs = zip(every[::2], every[1::2], strict=False)
+        rest = every[len(every) // 2 * 2 :]
+        every = [{"type": "or", "left": one, "right": other} for one, other in pairs] + rest
+    page = (await asked(shop, "/plan", filter=every[0], **{"snapshot-id": snapshot})).json()
+    lengths = [len(page["file-scan-tasks"])]
+    while page["plan-tasks"]:
+        page = (await asked(shop, "/tasks", **{"plan-task": page["plan-tasks"][0]})).json()
+        lengths.append(len(page["file-scan-tasks"]))
+    assert (lengths[:-1], lengths[-1]) == ([100] * 12, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan_planner, "TOLD_MAX", 999)
+        more = {"snapshot-id": snapshot}
+        refused = (await asked(shop, "/plan", filter=every[0], **more)).json()["error"]
+    assert refused["code"] == 400
+    assert "too large for a partition of 100 files" in refused["message"]
 
 
 def test_a_column_may_have_the_name_of_the_partition(play: Play, tmp_path: Path) -> None:

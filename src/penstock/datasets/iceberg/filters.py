@@ -42,6 +42,10 @@ from penstock.kernel.errors import InvalidInput
 NODES_MAX: Final = 20_000
 """Of one filter, with the values of its sets."""
 DEPTH_MAX: Final = 200
+TESTS_MAX: Final = 100_000
+"""How many tests of a filter on files one plan makes."""
+_LISTED_MAX: Final = 200
+"""Of a longer list of values the ends are looked for alone."""
 
 
 class Op(StrEnum):
@@ -160,6 +164,8 @@ class Pruning:
         self._places = {each.source.id: place for place, each in enumerate(spec.fields)}
         self._decided = not any(each.id in self._places for each in fields_in(wanted))
         self._last: tuple[tuple[TableValue | None, ...], TableFilter] | None = None
+        self._left = TESTS_MAX
+        self._search: _Search | None = None
 
     def residual(self, partition: tuple[TableValue | None, ...]) -> TableFilter:
         """What is left of the filter in files of a partition; False if none of their rows match."""
@@ -170,15 +176,48 @@ class Pruning:
         return self._last[1]
 
     def may_hold(self, file: TableFile) -> bool:
-        """Whether a row of the file could match."""
+        """Whether a row of the file could match.
+
+        After `TESTS_MAX` tests of files, every one may: a large filter of many files would take a
+        dispatcher longer than it saves.
+        """
         left = self.residual(file.partition)
         if isinstance(left, bool):
             return left
-        of = {each.id: each.type for each in fields_in(left)}
-        kinds = {each: kind for each, type_ in of.items() if (kind := kind_in(type_)) is not None}
-        there = {str(each): _bound(file, each, str(of[each])) for each in kinds}
-        named = {str(each): kind for each, kind in kinds.items()}
-        return bounds.may_hold(_searched(left, is_negated=False), there, named, rows=file.rows)
+        if self._search is None or self._search.of is not left:
+            self._search = _Search(left)
+        self._left -= self._search.size
+        return self._left < 0 or self._search.may_hold(file)
+
+
+class _Search:
+    """A filter as bounds are asked, made once for many files."""
+
+    def __init__(self, of: TableFilter) -> None:
+        self.of = of
+        self.size = size_of(of)
+        self._types = {
+            each.id: str(each.type) for each in fields_in(of) if kind_in(each.type) is not None
+        }
+        kinds = ((identity, kind_in(type_)) for identity, type_ in self._types.items())
+        self._kinds = {str(identity): kind for identity, kind in kinds if kind is not None}
+        self._searched = _searched(of, is_negated=False)
+
+    def may_hold(self, file: TableFile) -> bool:
+        there = {str(each): _bound(file, each, type_) for each, type_ in self._types.items()}
+        return bounds.may_hold(self._searched, there, self._kinds, rows=file.rows)
+
+
+def size_of(wanted: TableFilter) -> int:
+    """How much a filter is to test and to tell of: its tests, and a little for each value."""
+    match wanted:
+        case BothOf(left, right) | EitherOf(left, right):
+            return size_of(left) + size_of(right)
+        case Inverse(child):
+            return size_of(child)
+        case ColumnTest(_, _, values):
+            return 1 + len(values) // 8
+    return 1
 
 
 def partition_values(wanted: TableFilter, field_id: int) -> frozenset[TableValue] | None:
@@ -289,6 +328,11 @@ def _tested(op: Op, column: str, values: tuple[TableValue, ...]) -> Filter:
     match op:
         case Op.IS_NULL | Op.NOT_NULL:
             return Nullness(column, is_null=op is Op.IS_NULL)
+        case Op.IN if len(comparable) > _LISTED_MAX:
+            if any(isinstance(each, float) for each in comparable):
+                return bounds.Unknown()
+            ends = {Sign.AT_LEAST: min(comparable), Sign.AT_MOST: max(comparable)}
+            return Conjunction(tuple(Compared(column, sign, end) for sign, end in ends.items()))
         case Op.IN:
             return Disjunction(tuple(Compared(column, Sign.EQUAL, each) for each in comparable))
         case Op.STARTS_WITH if isinstance(comparable[0], str):

@@ -57,6 +57,8 @@ _SPACES: Final = "/v1/namespaces"
 _TABLES: Final = f"{_SPACES}/{{namespace}}/tables"
 _TABLE: Final = f"{_TABLES}/{{table}}"
 _READ_ONLY: Final = "This catalog is read-only: only jobs write the tables."
+_NO_OAUTH: Final = "This catalog issues no tokens by OAuth."
+_NO_OAUTH_HINT: Final = "Configure `token`, not `credential`: `penstock token create` makes one."
 _NO_TASK: Final = "NoSuchPlanTaskException"
 _TYPES: Final = {
     401: "NotAuthorizedException",
@@ -379,7 +381,9 @@ class CatalogApplication(Application):
         )
 
     def not_routed(self, routes: Routes, method: str, path: str) -> Problem:
-        del routes, path
+        del routes
+        if path == f"{PREFIX}v1/oauth/tokens":
+            return Problem(type=_TYPES[406], title=_NO_OAUTH, detail=_NO_OAUTH_HINT, status=406)
         if method in ("GET", "HEAD", "OPTIONS"):
             return Problem(type=_TYPES[404], title="No such path.", status=404)
         return Problem(type=_TYPES[406], title=_READ_ONLY, status=406)

@@ -24,11 +24,14 @@ import msgspec
 
 from penstock.datasets.iceberg.files import TableFile, scan_task_json, table_file, unreadable
 from penstock.datasets.iceberg.filters import (
+    TESTS_MAX,
     Pruning,
+    TableFilter,
     as_json,
     parsed,
     partition_span,
     partition_values,
+    size_of,
 )
 from penstock.datasets.iceberg.schemas import TableSchema, misread
 from penstock.datasets.layout import (
@@ -45,7 +48,9 @@ from penstock.kernel.errors import Damaged, InvalidInput
 from penstock.store.base import ObjectStore, find
 
 PARTS_MAX: Final = 500
-"""How many parts a page of a plan looks at."""
+"""How many parts a page of a plan looks at; fewer, if the filter is large."""
+TOLD_MAX: Final = 20 * TESTS_MAX
+"""How much filter one page tells of, with all of its files."""
 _AT_ONCE: Final = 16
 _HELD_MAX: Final = 4096
 _HELD_FILES_MAX: Final = 64
@@ -162,23 +167,24 @@ class ScanPlanner:
             keys = None if values is None else [str(each) for each in values]
             span = partition_span(wanted, table.partition.id)
         after = (ask.after_key, ask.after_location)
-        rows = await self.parts(table, made, keys=keys, span=span, after=after)
+        # Each file comes with what is left of the filter.
+        size = size_of(wanted)
+        parts_max = max(1, min(PARTS_MAX, TESTS_MAX // size))
+        rows = await self.parts(table, made, keys=keys, span=span, after=after, limit=parts_max + 1)
         pruning = Pruning(wanted, table.spec)
-        tasks = []
         # What the partition rules out is not read.
-        may_hold = [
-            each
-            for each in rows[:PARTS_MAX]
-            if pruning.residual(_partition(each, table)) is not False
-        ]
+        may_hold = await asyncio.to_thread(_within, rows[:parts_max], pruning, table)
         shown = await self.owned(table, table.schema(made.schema_id), may_hold)
-        for _, file in shown:
-            if pruning.may_hold(file):
-                residual = as_json(pruning.residual(file.partition))
-                tasks.append(scan_task_json(file, table.spec, residual=residual))
-        if len(rows) <= PARTS_MAX:
+        if len(shown) * size > TOLD_MAX:
+            raise InvalidInput(
+                f"The filter is too large for a partition of {len(shown)} files.",
+                hint="Ask for fewer values at a time.",
+            )
+        # Large filters take a while: other requests go on meanwhile.
+        tasks = await asyncio.to_thread(_tasks, shown, pruning, table)
+        if len(rows) <= parts_max:
             return ScanPage(tasks, None)
-        last = rows[PARTS_MAX - 1]
+        last = rows[parts_max - 1]
         following = msgspec.structs.replace(
             ask, after_key=last.partition_key, after_location=last.location
         )
@@ -245,6 +251,25 @@ def files_of(
             location = location_below(row.location, each.name)
             made.append(table_file(each, location, schema, partition=partition))
     return made
+
+
+def _within(rows: Sequence[PartRow], pruning: Pruning, table: CatalogTable) -> list[PartRow]:
+    """The parts that their partition does not rule out."""
+    return [each for each in rows if pruning.residual(_partition(each, table)) is not False]
+
+
+def _tasks(
+    shown: Sequence[tuple[PartRow, TableFile]], pruning: Pruning, table: CatalogTable
+) -> list[dict[str, Any]]:
+    tasks = []
+    told: tuple[TableFilter, Any] = (True, True)
+    for _, file in shown:
+        if pruning.may_hold(file):
+            residual = pruning.residual(file.partition)
+            if residual is not told[0]:
+                told = (residual, as_json(residual))
+            tasks.append(scan_task_json(file, table.spec, residual=told[1]))
+    return tasks
 
 
 def _partition(row: PartRow, table: CatalogTable) -> tuple[str | None, ...]:

@@ -118,6 +118,16 @@ def test_nothing_is_written(on_stage: Perform, method: str, path: str) -> None:
     on_stage(story)
 
 
+def test_who_asks_for_a_token_by_oauth_is_told_how_to_have_one(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        answer = await stage.public.post("/iceberg/v1/oauth/tokens", content=b"grant_type=x")
+        code, _, said = error(answer)
+        assert code == 406
+        assert "Configure `token`, not `credential`: `penstock token create` makes one." in said
+
+    on_stage(story)
+
+
 def test_names_come_page_by_page_and_refs_alone_if_asked(on_stage: Perform) -> None:
     async def story(stage: Stage) -> None:
         ask = stage.public

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.datasets.bounds import bound_of
+from penstock.datasets.iceberg import filters
 from penstock.datasets.iceberg.files import (
     PartitionField,
     PartitionSpec,
@@ -29,6 +30,7 @@ from penstock.datasets.iceberg.filters import (
     parsed,
     partition_span,
     partition_values,
+    size_of,
 )
 from penstock.datasets.iceberg.schemas import partition_field, schema_of
 from penstock.datasets.manifest import File, Unfit
@@ -226,6 +228,35 @@ def test_what_is_proven_is_left_out() -> None:
     assert kept("is-nan", "f")
     # And nothing by what has no bounds.
     assert kept("eq", "s.x", 1)
+
+
+def test_a_long_list_is_looked_for_by_its_ends() -> None:
+    file = file_of([{"n": 2, "t": "b", "f": 1.5, "d": Decimal("1.50")}], "a")
+    far: dict[str, list[Any]] = {"n": [9, 10_000], "t": ["c", "d"], "d": ["9.00", "99.00"]}
+    for name, (low, high) in far.items():
+        values = [low] + [high] * 300
+        said = {"type": "in", "term": name, "values": values}
+        assert not Pruning(parsed(said, SCHEMA), SPEC).may_hold(file), name
+    # Between its ends nobody looks, and of fractions never.
+    said = {"type": "in", "term": "n", "values": [-1] + [9] * 300}
+    assert Pruning(parsed(said, SCHEMA), SPEC).may_hold(file)
+    said = {"type": "in", "term": "f", "values": [9.0] * 300}
+    assert Pruning(parsed(said, SCHEMA), SPEC).may_hold(file)
+
+
+def test_a_large_filter_of_many_files_fails_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nobody keeps a dispatcher busy with one request."""
+    test = {"type": "eq", "term": "n", "value": 9}
+    said: Any = test
+    for _ in range(9):
+        said = {"type": "or", "left": said, "right": test}
+    assert size_of(parsed(said, SCHEMA)) == 10
+    assert size_of(parsed({"type": "in", "term": "n", "values": [1] * 80}, SCHEMA)) == 11
+    monkeypatch.setattr(filters, "TESTS_MAX", 25)
+    pruning = Pruning(parsed(said, SCHEMA), SPEC)
+    file = file_of([{"n": 2, "t": None, "f": None, "d": None}], "a")
+    assert [pruning.may_hold(file) for _ in range(4)] == [False, False, True, True]
+    assert as_json(pruning.residual(file.partition)) == said
 
 
 def test_the_residual_keeps_the_clients_own_words() -> None:
