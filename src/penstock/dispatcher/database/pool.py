@@ -19,9 +19,9 @@ import functools
 import math
 import re
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from importlib import resources
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -121,8 +121,24 @@ class NamedCursor(psycopg.AsyncRawCursor[DictRow]):
         return await super().execute(query, params, prepare=prepare, binary=binary)
 
 
-Connection = psycopg.AsyncConnection[DictRow]
+class Connection(psycopg.AsyncConnection[DictRow]):
+    """A connection of a `Database`, in a transaction."""
+
+    woken: set[tuple[str, str]] | None = None
+    """The operators and priorities of which this transaction makes work that may begin at once, for
+    whoever announces it after the commit. None: nobody does, so rows of the outbox have to."""
+    is_kept: bool = False
+    """Whether the caller may claim that work, before it is announced to others."""
+
+
 Answer = TypeVar("Answer")
+
+
+class Announce(Protocol):
+    """Announces work of these operators and priorities: see `penstock.dispatcher.announcer`."""
+
+    def __call__(self, woken: Collection[tuple[str, str]], *, is_kept: bool) -> None: ...
+
 
 _TRIES_MAX: Final = 5
 _CONNECT_SECONDS_MAX: Final = 10
@@ -139,6 +155,7 @@ class Database(Service):
     """A pool of connections to one database.
 
     `began` is called at the beginning of every transaction; tests move the time with it.
+    `announce` is called after the commit of every transaction that has made work: see `Connection`.
     """
 
     def __init__(
@@ -150,13 +167,14 @@ class Database(Service):
         clock: Clock | None = None,
         began: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> None:
+        self.announce: Announce | None = None
         self._application = application
         self._began = began
         self._clock = clock or SystemClock()
         self._used: WeakKeyDictionary[object, float] = WeakKeyDictionary()
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             dsn,
-            connection_class=psycopg.AsyncConnection[DictRow],
+            connection_class=Connection,
             kwargs={
                 "row_factory": dict_row,
                 "cursor_factory": NamedCursor,
@@ -208,8 +226,12 @@ class Database(Service):
             async with connection.transaction():
                 if self._began is not None:
                     await self._began(connection)
+                woken = connection.woken = None if self.announce is None else set()
+                connection.is_kept = False
                 yield connection
             self._used[connection] = self._clock.monotonic()
+            if woken and self.announce is not None:
+                self.announce(woken, is_kept=connection.is_kept)
 
     async def fetch(self, name: str, asked: Mapping[str, object] | None = None) -> list[DictRow]:
         """The rows of one statement, by its name, without `BEGIN` and `COMMIT` around it."""
