@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,30 @@ CHAIN = """
 jobs:
   told: {{activation: source, source: {{kind: manual}}, outputs: [keys]}}
   one: {{runtime: {runtime}, operator: "chain:work", inputs: [told.keys], outputs: [one]}}
-  two: {{runtime: {runtime}, operator: "chain:work", inputs: [one.one], outputs: [two]}}
-  three: {{runtime: {runtime}, operator: "chain:work", inputs: [two.two], outputs: [three]}}
+  two: {{runtime: {runtime}, operator: "chain:{two}", inputs: [one.one], outputs: [two]}}
+  three: {{runtime: {runtime}, operator: "chain:{three}", inputs: [two.two], outputs: [three]}}
 """
-FUNCTION = 'def work(task):\n    (task.output.path / "part.txt").write_text(task.partition_key)\n'
+FUNCTION = """
+import pathlib
+import time
+
+TIMES = pathlib.Path(__file__).parent / "times"
+
+
+def work(task):
+    began = time.time()
+    (task.output.path / "part.txt").write_text(task.partition_key)
+    if task.partition_key.startswith("lone"):
+        (TIMES / f"{task.job}-{task.partition_key}").write_text(f"{began} {time.time()}")
+
+
+def work_two(task):
+    work(task)
+
+
+def work_three(task):
+    work(task)
+"""
 STEPS = 3
 TICKS = os.sysconf("SC_CLK_TCK")
 WAIT_SECONDS_MAX = 300.0
@@ -107,23 +128,30 @@ def memory() -> dict[str, tuple[int, float]]:
 # The chain --------------------------------------------------------------------------------------
 
 
-def write_dag(folder: Path, *, runtime: str) -> Path:
-    """The folder of a DAG that is the chain."""
+def write_dag(folder: Path, *, runtime: str, is_mixed: bool = False) -> Path:
+    """The folder of a DAG that is the chain: of one function, or of three."""
     folder.mkdir()
+    (folder / "times").mkdir()
     (folder / "chain.py").write_text(FUNCTION)
     dag = folder / "chain.yaml"
-    dag.write_text(CHAIN.format(runtime=runtime))
+    two, three = ("work_two", "work_three") if is_mixed else ("work", "work")
+    dag.write_text(CHAIN.format(runtime=runtime, two=two, three=three))
     return dag
 
 
-async def run(client: Client, name: str, count: int) -> float:
-    """So many partitions through the chain; seconds from the first event to the last end."""
+async def run(client: Client, name: str, count: int, *, last: Path | None = None) -> float:
+    """So many partitions through the chain; seconds from the first event to the last end.
+
+    `last` is a file that its last function writes: until then nobody is asked.
+    """
     keys = [f"{name}-{each:04}" for each in range(count)]
     began = (await client.status()).now
     await client.trigger_many("told", events=keys)
     until = time.monotonic() + WAIT_SECONDS_MAX
     while time.monotonic() < until:
         await asyncio.sleep(0.2 if count > 1 else 0.02)
+        if last is not None and not last.exists():  # noqa: ASYNC240 - a look, of a benchmark
+            continue
         tasks = (await client.tasks(job="three", limit=1000 if count > 1 else 1)).tasks
         mine = [each for each in tasks if each.partition_key in set(keys)]
         if sum(each.settled_at is not None for each in mine) == count:
@@ -148,14 +176,59 @@ async def measured(bench: Bench, client: Client, what: str, count: int) -> None:
     print(f"  ({parts})", flush=True)
 
 
-async def lone(bench: Bench, client: Client, what: str) -> None:
-    """One partition at a time."""
-    times = []
-    for number in range(bench.options.lone):
+async def lone(bench: Bench, client: Client, what: str, dag: Path) -> None:
+    """One partition at a time: how long, where the time has gone, and the CPU time of it.
+
+    The first is not counted: it starts what later ones find.
+    """
+    times: list[float] = []
+    stages: dict[str, list[float]] = {}
+    before: Counter[str] = Counter()
+    for number in range(bench.options.lone + 1):
         await asyncio.sleep(0.3)
-        times.append(await run(client, f"lone-{number}", 1))
+        if number == 1:
+            before = cpu_seconds()
+        began = (await client.status()).now
+        key = f"lone-{number}-0000"
+        last = dag.parent / "times" / f"three-{key}"
+        seconds = await run(client, f"lone-{number}", 1, last=last)
+        if number == 0:
+            continue
+        times.append(seconds)
+        for name, found in (await _stages(client, key, began, dag.parent / "times")).items():
+            stages.setdefault(name, []).append(found)
+    spent = cpu_seconds()
+    spent.subtract(before)
     bench.tell(f"{what}: lone chain, median", 1000 * statistics.median(times), "ms")
+    bench.tell(f"{what}: lone chain, best", 1000 * min(times), "ms")
     bench.tell(f"{what}: lone chain, worst", 1000 * max(times), "ms")
+    each = {role: 1000 * spent[role] / len(times) for role in sorted(spent) if spent[role]}
+    bench.tell(f"{what}: lone chain, CPU with the asking", sum(each.values()), "ms")
+    print("  (" + ", ".join(f"{role} {found:.1f}" for role, found in each.items()) + ")")
+    medians = {name: 1000 * statistics.median(found) for name, found in stages.items()}
+    print("  (" + ", ".join(f"{name} {found:.1f}" for name, found in medians.items()) + ")")
+
+
+async def _stages(client: Client, key: str, began: datetime, folder: Path) -> dict[str, float]:
+    """How many seconds were between the moments of a chain, by Postgres and by the function."""
+    found: dict[str, float] = {}
+    before = began
+    for job in ("one", "two", "three"):
+        tasks = (await client.tasks(job=job, limit=5)).tasks
+        task = next(each for each in tasks if each.partition_key == key)
+        attempt = (await client.task(task.id)).attempts[-1]
+        begun, ended = map(float, (folder / f"{job}-{key}").read_text().split())
+        assert task.settled_at is not None, "the chain is over"
+        for name, moment in (
+            ("created", task.created_at),
+            ("claimed", attempt.started_at),
+            ("function begun", datetime.fromtimestamp(begun, tz=UTC)),
+            ("function ended", datetime.fromtimestamp(ended, tz=UTC)),
+            ("completed", task.settled_at),
+        ):
+            found[f"{job} {name}"] = (moment - before).total_seconds()
+            before = moment
+    return found
 
 
 async def chain(bench: Bench, client: Client, what: str) -> None:
@@ -190,14 +263,14 @@ async def idle(bench: Bench) -> None:
 async def on_folder(bench: Bench, sections: Mapping[str, bool], *, runtime: str) -> None:
     """What is asked for, on one installation on a folder."""
     what = "chain" if runtime == "process" else runtime
-    dag = write_dag(bench.folder / f"{what}-dag", runtime=runtime)
+    dag = write_dag(bench.folder / f"{what}-dag", runtime=runtime, is_mixed=bench.options.mixed)
     async with installed(bench.folder / what, dag) as client:
         if sections.get("idle"):
             await idle(bench)
         if sections.get("chain"):
             await chain(bench, client, what)
         if sections.get("lone"):
-            await lone(bench, client, what)
+            await lone(bench, client, what, dag)
 
 
 async def on_s3(bench: Bench) -> None:
@@ -209,7 +282,7 @@ async def on_s3(bench: Bench) -> None:
         more: dict[str, Any] = {"task_role": server.task_role, "sts_endpoint": server.endpoint}
         async with installed(bench.folder / "s3", dag, store=server.url, **more) as client:
             await chain(bench, client, "s3")
-            await lone(bench, client, "s3")
+            await lone(bench, client, "s3", dag)
 
 
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -235,6 +308,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="+", default=[50, 200])
     parser.add_argument("--turns", type=int, default=2, help="how often each size is run")
     parser.add_argument("--lone", type=int, default=15, help="chains of one partition")
+    parser.add_argument("--mixed", action="store_true", help="a function of its own for each job")
     parser.add_argument("--seconds", type=float, default=10, help="how long idle is before a look")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()

@@ -7,7 +7,7 @@ before the listeners are closed. Called by the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from importlib.metadata import version
@@ -29,6 +29,7 @@ from penstock.console.sessions import ConsoleSessions
 from penstock.dispatcher.alerts.evaluator import EVALUATION_PACE_SECONDS, AlertEvaluator
 from penstock.dispatcher.alerts.notifier import NOTIFIER_PACE_SECONDS, Notifier, destinations_of
 from penstock.dispatcher.alerts.rules import read_alerts
+from penstock.dispatcher.announcer import Announcer
 from penstock.dispatcher.api.context import ApiContext
 from penstock.dispatcher.api.routes import internal_app, public_app
 from penstock.dispatcher.api.server import HttpListener, HttpServer
@@ -51,7 +52,14 @@ from penstock.dispatcher.ended_sessions import EndedSessions
 from penstock.dispatcher.loop import Loop, Turn
 from penstock.dispatcher.metrics import Counters, MetricsReader
 from penstock.dispatcher.outbox import LOOK_SECONDS as RECONCILING_SECONDS
-from penstock.dispatcher.outbox import Outbox, OutboxCarrier, OutboxKind, Reconciler, Relay
+from penstock.dispatcher.outbox import (
+    Outbox,
+    OutboxCarrier,
+    OutboxKind,
+    Reconciler,
+    Relay,
+    RelayLimits,
+)
 from penstock.dispatcher.poller import (
     BY_ITSELF_SECONDS,
     LOOK_SECONDS,
@@ -112,6 +120,7 @@ class Dispatcher(Service):
         self._stack = AsyncExitStack()
         self._serving: HttpServer | None = None
         self._broker = Broker() if settings.wakeups is Wakeups.LONG_POLL else None
+        self._kick_ranges = _Kicks()
 
     @property
     def public_url(self) -> str:
@@ -146,10 +155,11 @@ class Dispatcher(Service):
         await self._stack.enter_async_context(database)
         store = await open_store(settings.store_url)
         self._stack.push_async_callback(store.close)
-        sending = _sending(settings, direct, database, self._broker)
-        sender = await self._stack.enter_async_context(sending)
+        own = dict.fromkeys(map(str, PlatformOperator), self._kick_ranges)
+        sending = _sending(settings, direct, database, self._broker, own=own)
+        sender, announcer = await self._stack.enter_async_context(sending)
         secret = secret_of_settings(settings)
-        parts, loops = self._parts(database, store, sender, secret)
+        parts, loops = self._parts(database, store, sender, secret, announcer)
         await self._stack.enter_async_context(loops)
         sessions = _sessions(settings, database, secret)
         live = LivePages(clock=SystemClock(), over=sessions.over)
@@ -179,7 +189,12 @@ class Dispatcher(Service):
         await self._stack.aclose()
 
     def _parts(
-        self, database: Database, store: ObjectStore, sender: WakeUpSender, secret: str
+        self,
+        database: Database,
+        store: ObjectStore,
+        sender: WakeUpSender,
+        secret: str,
+        announcer: Announcer | None,
     ) -> tuple[ApiContext, Services]:
         """What answers requests, and what goes on beside them."""
         settings = self._settings
@@ -209,6 +224,7 @@ class Dispatcher(Service):
             viewer_token=settings.viewer_token or None,
             kick=after_calls,
             broker=self._broker,
+            announcer=announcer,
             kick_after_ends=after_ends,
             store=store,
             sweeping=StoreSweeper(database, store, grace_seconds=settings.sweep_hours * 3600),
@@ -235,9 +251,10 @@ class Dispatcher(Service):
         database = parts.database
         operators = RangeOperators(database, parts.tasks, name=self._name)
         ranges = Loop("range operators", operators.turn, idle_seconds=BY_ITSELF_SECONDS)
+        self._kick_ranges.loops.append(ranges)
         carriers = _carriers(self._settings, parts, sender, own=ranges.kick)
         carriers[OutboxKind.PROJECT] = ProjectCarrier(database, store)
-        relay = Relay(database, carriers=carriers)
+        relay = Relay(database, carriers=carriers, limits=_relay_limits(database))
         relaying = Loop("relay", relay.turn, idle_seconds=BY_ITSELF_SECONDS)
         routing = routing_turn(parts.routing, [relaying, ranges])
         router = Loop("router", routing, idle_seconds=BY_ITSELF_SECONDS)
@@ -357,11 +374,20 @@ def _minter(settings: Settings) -> CredentialMinter:
 
 @asynccontextmanager
 async def _sending(
-    settings: Settings, direct: str, database: Database, broker: Broker | None
-) -> AsyncIterator[WakeUpSender]:
-    """What sends wake-ups; `broker` is where workers wait, if they do."""
+    settings: Settings,
+    direct: str,
+    database: Database,
+    broker: Broker | None,
+    *,
+    own: Mapping[str, Callable[[], None]],
+) -> AsyncIterator[tuple[WakeUpSender, Announcer | None]]:
+    """What sends wake-ups; `broker` is where workers wait, if they do.
+
+    Where nobody else has to be told, work is announced after its commit, without the relay.
+    """
     async with AsyncExitStack() as stack:
         sender: WakeUpSender
+        announcer = None
         match settings.wakeups:
             case Wakeups.LONG_POLL:
                 assert broker is not None, "made for it"
@@ -370,12 +396,18 @@ async def _sending(
                 )
                 await stack.enter_async_context(notifications)
                 sender = LongPollSender(broker, notifications.publish)
+                if settings.profile is InstallationProfile.LITE:
+                    announcer = Announcer(
+                        here=broker.send, elsewhere=notifications.publish, own=own
+                    )
+                    await stack.enter_async_context(announcer)
+                    database.announce = announcer.announce
             case Wakeups.BUCKET:
                 sender = BucketSender(wake_up_queue(settings.store_url))
             case Wakeups.SQS:
                 sqs = SqsSettings(prefix=settings.sqs_prefix)
                 sender = SqsSender(aws_of(settings), settings=sqs)
-        yield await stack.enter_async_context(sender)
+        yield await stack.enter_async_context(sender), announcer
 
 
 def _carriers(
@@ -393,6 +425,11 @@ def _carriers(
         aws=aws_of(settings),
     )
     return {OutboxKind.WAKE: wake, OutboxKind.INVOKE: functions}
+
+
+def _relay_limits(database: Database) -> RelayLimits:
+    """Where wake-ups need no relay, what is left to it waits for more of the same."""
+    return RelayLimits() if database.announce is None else RelayLimits(pace_seconds=0.25)
 
 
 def _sessions(settings: Settings, database: Database, secret: str) -> ConsoleSessions:

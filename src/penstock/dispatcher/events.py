@@ -77,6 +77,8 @@ class AcceptedEvent:
     """Why it was only audited."""
     paused: str | None = None
     """Why its source should send nothing more for now; None if it may."""
+    is_routed: bool = False
+    """Whether its tasks are made already; else a router makes them next."""
 
 
 class EventRefusalReason(StrEnum):

@@ -36,7 +36,7 @@ QUIET_POLLS: Final = 10
 QUIET_SECONDS: Final = 4.0
 """The same, after so many looks that have found nothing at all: mostly others do what follows from
 their own commits, and this is for those who have died before they could."""
-PACE_SECONDS: Final = 0.01
+PACE_SECONDS: Final = 0.05
 BY_ITSELF_SECONDS: Final = 60.0
 """How often a loop runs that the poller never kicks."""
 

@@ -31,7 +31,9 @@ Invariants:
   one with the highest number, whose output counts, sees what led to all others (FENCE-18).
 - What a paused source has sent stays pending until it is resumed: no tasks are made of it.
 - Tasks, wake-ups and the mark on the event are one statement. A crash leaves an event pending,
-  with no task, or routed, with all.
+  with no task, or routed, with all. A few events that come alone are routed in the transaction
+  that keeps them, after all locks of keeping them were taken; the answer to whoever sent them then
+  comes after both.
 - Any number of routers may run: each takes events that no other has in hand. What comes later
   of a
   partition that another has in hand waits for it.
@@ -119,6 +121,8 @@ async def write_rooms(connection: Connection, picked: HeldEvents) -> None:
 
 BATCH_MAX: Final = 10_000
 """How many events one call may bring, or route."""
+AT_ONCE_MAX: Final = 100
+"""How many events are routed in the transaction that keeps them."""
 ID_BYTES_MAX: Final = 900
 PARTITION_BYTES_MAX: Final = 500
 
@@ -132,20 +136,33 @@ class Router:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._accepting = 0
 
     async def accept(
-        self, events: Sequence[NewEvent], *, all_or_none: bool = False
+        self, events: Sequence[NewEvent], *, all_or_none: bool = False, at_once: bool = False
     ) -> tuple[AcceptedEvent | RefusedEvent, ...]:
         """Keep events, each with its own answer. They are tasks after the next `route`.
 
         Of several that are one to whoever sends them, none is kept if one is refused: then that
-        is the answer of all.
+        is the answer of all. `at_once` routes a few events in the same transaction, where no other
+        call of this dispatcher is under way: of many calls one router makes the tasks together,
+        and none of them waits for the locks of another.
         """
         if len(events) > BATCH_MAX:
             raise InvalidInput(f"One call brings {BATCH_MAX} events at most, not {len(events)}.")
-        return await self._database.transact(
-            lambda connection: accept_events(connection, events, all_or_none=all_or_none)
-        )
+
+        async def work(connection: Connection) -> tuple[AcceptedEvent | RefusedEvent, ...]:
+            answers = await accept_events(connection, events, all_or_none=all_or_none)
+            is_alone = self._accepting == 1 and len(events) <= AT_ONCE_MAX
+            if not (at_once and is_alone):
+                return answers
+            return await _routed(connection, answers)
+
+        self._accepting += 1
+        try:
+            return await self._database.transact(work)
+        finally:
+            self._accepting -= 1
 
     async def route(self, *, limit: int = 1000) -> RoutingResult:
         """Make tasks of pending events, the oldest first, and of held ones that there is room for.
@@ -169,6 +186,23 @@ class Router:
 
         routed, is_held = await self._database.transact(work)
         return routed + await self._database.transact(window) if is_held else routed
+
+
+async def _routed(
+    connection: Connection, answers: Sequence[AcceptedEvent | RefusedEvent]
+) -> tuple[AcceptedEvent | RefusedEvent, ...]:
+    """Route what these have brought, if no source of them is paused, or has a limit behind it."""
+    accepted = [each for each in answers if isinstance(each, AcceptedEvent)]
+    new = [each.seq for each in accepted if each.outcome is Acceptance.NEW]
+    if not new or any(each.paused for each in accepted):
+        return tuple(answers)
+    routed = await _route(connection, new)
+    if routed.routed + routed.audited < len(new):
+        return tuple(answers)
+    return tuple(
+        replace(each, is_routed=True) if isinstance(each, AcceptedEvent) else each
+        for each in answers
+    )
 
 
 async def _settle_and_route(
@@ -233,9 +267,18 @@ async def _route(
         if not left:
             return RoutingResult(0, 0, 0)
     (row,) = await fetch_rows(
-        connection, "route", events=left, status=status, only=only, backfill=backfill
+        connection,
+        "route",
+        events=left,
+        status=status,
+        only=only,
+        backfill=backfill,
+        by_rows=connection.woken is None,
     )
-    return RoutingResult(**row)
+    if connection.woken is not None:
+        for operator, priority, tasks in row["woken"]:
+            connection.woken[operator, priority] += tasks
+    return RoutingResult(row["routed"], row["audited"], row["tasks"])
 
 
 async def accept_events(

@@ -270,8 +270,20 @@ class EndAsk(Ask):
     """Resource usage of the attempt: figures by name, for display."""
 
 
+class NextClaim(Ask):
+    """What a worker has room for."""
+
+    operator: Name
+    limit: Annotated[int, Meta(ge=1, le=1000)]
+    is_wanted: bool = False
+    """Whether to claim for it whatever the ends of the call have made."""
+
+
 class CompleteAsk(Ask):
     tasks: Annotated[list[EndAsk], Meta(min_length=1, max_length=1000)]
+    next: Annotated[list[NextClaim], Meta(max_length=100)] = []
+    """What a worker that says who it is would claim next: of one of these operators the answer has
+    tasks: one that the ends of this call have made work of, or else the first that is wanted."""
 
 
 class TaskStateAnswer(Answer):
@@ -322,13 +334,17 @@ class TaskResult(Answer):
     none to say the same again after a while."""
 
 
-class ResultsAnswer(Answer):
+class ResultsAnswer(Answer, omit_defaults=True):
     """The answers of a call about several tasks, in its order.
 
     The status of the call is theirs if they share one, else 207.
     """
 
     results: list[TaskResult]
+    claimed: list[Assignment] = []
+    """Tasks that the call has claimed; only where it says what it has room for."""
+    claimed_of: str = ""
+    """The operator that it has claimed for, if it has for any."""
 
 
 Folder = Annotated[str, Meta(min_length=1, max_length=2_000, pattern=HELD)]

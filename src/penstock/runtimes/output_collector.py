@@ -259,6 +259,8 @@ class ManifestBuilder:
         return replace(footer, unfit=None) if is_fit else footer
 
     def _read(self, locations: Sequence[str]) -> Iterator[Footer | None]:
+        if not locations:
+            return
         if find_spec("pyarrow") is None:
             yield from (None for _ in locations)
             return

@@ -11,9 +11,11 @@ A wake-up is acknowledged by a claim that began after it arrived: an earlier one
 what the wake-up is about.
 
 One claim is under way at a time, for as many tasks as there are free slots, and short ones ahead of
-them (`executor`); what becomes free meanwhile goes into the next. It may bring more tasks, in
-batches that take one slot each. A worker that is nearly full waits a moment before it claims, so
-that short tasks are claimed several at once. A worker without room for a while stops listening and
+them (`executor`); what becomes free meanwhile goes into the next. A report of ends is a claim too:
+it says what there is room for, and brings tasks that these ends have made (`reserve`). A claim may
+bring more tasks, in batches that take one slot each. A worker that is nearly full waits a moment
+before it claims, so that short tasks are claimed several at once. A worker without room for a while
+stops listening and
 refuses the wake-ups that wait here, so that they reach one that has some.
 
 Called by `penstock.worker.worker`, from the event loop. It holds no tasks; a claim whose answer
@@ -25,9 +27,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -37,7 +40,7 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherError, DispatcherRefused, DispatcherUnavailable
 from penstock.protocol.client import UNSERVED
-from penstock.protocol.work import ClaimAsk, HelloAsk, OperatorAnswer
+from penstock.protocol.work import Assignment, ClaimAsk, HelloAsk, NextClaim, OperatorAnswer
 from penstock.runtimes.base import Runtime
 from penstock.worker.client import Backoff, InternalClient
 from penstock.worker.executor import AttemptExecutor
@@ -115,6 +118,30 @@ class OperatorQueue:
             self._queued.pop(operator, None)
             _refuse(known.waiting)
             known.waiting = []
+
+    def able(self) -> Iterator[PendingClaim]:
+        """What could be claimed: all that do not rest, the queued ones first and in turn."""
+        now = self._clock.monotonic()
+        for name in (*self._queued, *(self._operators.keys() - self._queued.keys())):
+            operator = self._operators[name]
+            if operator.rests_until <= now:
+                yield PendingClaim(name, tuple(operator.waiting))
+
+    def is_queued(self, operator: str) -> bool:
+        return operator in self._queued
+
+    def answered_besides(self, claim: PendingClaim, *, is_more: bool) -> None:
+        """A claim was answered that was not taken out of the queue; it settles what waited then."""
+        _settle(claim.waiting)
+        operator = self._operators.get(claim.operator)
+        if operator is None:
+            return
+        operator.look_at = self._next_look()
+        operator.waiting = [each for each in operator.waiting if not each.done()]
+        # To the end: the others have their turn.
+        self._queued.pop(claim.operator, None)
+        if is_more or operator.waiting:
+            self.enqueue(claim.operator)
 
     def wake(self, operator: str) -> asyncio.Future[None]:
         """A wake-up; the future is done when a claim was answered that began after this."""
@@ -206,6 +233,8 @@ _log = logging.getLogger(__name__)
 _WAIT_SECONDS_MAX: Final = 60.0
 _IDLE_HELLO_SECONDS: Final = 1.0
 _GOODBYE_SECONDS: Final = 3.0
+_RESERVED_MAX: Final = 64
+"""Of how many operators a report of ends says what there is room for."""
 _UNKNOWN_CALLER: Final = frozenset({401, 403, UNSERVED})
 
 
@@ -246,6 +275,11 @@ class ClaimScheduler:
         self._hellos = Backoff(entropy, most_seconds=5.0)
         self._news = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._is_claiming = False
+        self._is_told = False
+        """Whether dispatchers tell this worker of work by themselves; else a queue does."""
+        self._reserved: Mapping[str, tuple[PendingClaim, int]] = {}
+        """What a report of ends that is under way may bring, by operator, and how many tasks."""
         self._full_since: float | None = None
         self._is_listening = False
 
@@ -256,8 +290,37 @@ class ClaimScheduler:
         self._queue.refuse(_stopping())
 
     def freed(self, operator: str) -> None:
-        """There is room, or there may be more work of an operator."""
-        self._queue.enqueue(operator)
+        """There is room, or there may be more work of an operator.
+
+        A worker that waits at a dispatcher is told of work, and what it has room for goes with its
+        ends: it need not look.
+        """
+        if not self._is_told or not (self._is_present() or operator in self._reserved):
+            self._queue.enqueue(operator)
+        self._news.set()
+
+    def reserve(self, claimable: Callable[[str], int]) -> Sequence[NextClaim]:
+        """What a report of ends may claim; until `reserved` is called, no other claim is made."""
+        self._is_told |= self._is_present()
+        if self._stopping.is_set() or self._is_claiming or not self._is_told:
+            return ()
+        able = islice(self._queue.able(), _RESERVED_MAX)
+        self._reserved = {
+            each.operator: (each, limit)
+            for each in able
+            if each.operator not in self._joined and (limit := claimable(each.operator)) > 0
+        }
+        return [
+            NextClaim(operator=name, limit=limit, is_wanted=self._queue.is_queued(name))
+            for name, (_, limit) in self._reserved.items()
+        ]
+
+    def reserved(self, operator: str, claimed: Sequence[Assignment]) -> None:
+        """What the report has brought, of an operator that it has claimed for, if any."""
+        reserved, self._reserved = self._reserved, {}
+        if operator in reserved:
+            pending, limit = reserved[operator]
+            self._queue.answered_besides(pending, is_more=len(claimed) >= limit)
         self._news.set()
 
     def judge(self, operator: str, *, is_able: bool) -> None:
@@ -326,6 +389,8 @@ class ClaimScheduler:
             room = executor.room
             self._update_listening(room)
             claim, operator = None, self._queue.first
+            if operator is not None and self._is_left_to_report(operator, executor):
+                operator = None
             if operator is not None and self._limit(operator, executor) > 0:
                 if 0 < 2 * room < self._settings.concurrency:
                     await self._clock.sleep(self._settings.gather_seconds)
@@ -333,7 +398,11 @@ class ClaimScheduler:
             if claim is None:
                 await self._wait(room)
             else:
-                await self._ask(claim, executor)
+                self._is_claiming = True
+                try:
+                    await self._ask(claim, executor)
+                finally:
+                    self._is_claiming = False
 
     async def _say_hello(self) -> None:
         self.serve((await self._client.hello(self.hello)).operators)
@@ -386,6 +455,12 @@ class ClaimScheduler:
                 _log.info("claims succeed again")
             executor.begin(answer.tasks)
             self._queue.answered(claim, is_more=len(answer.tasks) >= limit)
+
+    def _is_left_to_report(self, operator: str, executor: AttemptExecutor) -> bool:
+        """Whether a report of ends claims for this operator, or is about to."""
+        if not self._is_told or operator in self._joined:
+            return False
+        return bool(self._reserved) or executor.completions.is_due
 
     def _limit(self, operator: str, executor: AttemptExecutor) -> int:
         """How many tasks of an operator to claim; batches are for free slots alone."""

@@ -25,7 +25,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from typing import Any, Final, Protocol
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import WorkFailed, WorkReleased
-from penstock.protocol.work import Assignment, EndAsk, TaskResult
+from penstock.protocol.work import Assignment, EndAsk, NextClaim, TaskResult
 from penstock.runtimes.base import AttemptWork, Runtime
 from penstock.worker import assignment_codec
 from penstock.worker.attempt import InterruptReason, TaskAttempt
@@ -76,6 +76,14 @@ class ClaimFeedback(Protocol):
         """Whether this worker could run a task of an operator."""
         ...
 
+    def reserve(self, claimable: Callable[[str], int]) -> Sequence[NextClaim]:
+        """What a report of ends may claim; nothing else is claimed until `reserved` is called."""
+        ...
+
+    def reserved(self, operator: str, claimed: Sequence[Assignment]) -> None:
+        """What it has brought, and of which operator, if it has claimed for any."""
+        ...
+
 
 class AttemptExecutor:
     """The attempts of this worker."""
@@ -113,6 +121,8 @@ class AttemptExecutor:
             done=self._done,
             moved=self._moved,
             is_idle=lambda: not self._running,
+            reserve=lambda: self._claims.reserve(self.claimable),
+            claimed=self._claimed,
         )
         self._running: set[TaskAttempt] = set()
         self._taken: Counter[str] = Counter()
@@ -179,6 +189,12 @@ class AttemptExecutor:
             except Exception:  # noqa: BLE001 - one assignment never costs the others of its claim
                 _log.exception("task %d failed to start; its lease will expire", each.task_id)
                 self.journal.release(each)
+
+    def _claimed(self, operator: str, assignments: Sequence[Assignment]) -> None:
+        """What a report of ends has brought."""
+        if assignments:
+            self.begin(assignments)
+        self._claims.reserved(operator, assignments)
 
     def _begin(self, assignment: Assignment, *, batch_size: int) -> None:
         attempt = TaskAttempt(assignment, begins=partial(self.journal.begin, assignment))

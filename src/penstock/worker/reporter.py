@@ -51,7 +51,7 @@ from penstock.kernel.errors import (
 )
 from penstock.protocol.client import UNSERVED
 from penstock.protocol.events import EventAsk, EventResult, TaskEventsAsk
-from penstock.protocol.work import CompleteAsk, EndAsk, TaskResult
+from penstock.protocol.work import Assignment, CompleteAsk, EndAsk, NextClaim, TaskResult
 from penstock.runtimes.base import AttemptWork, WorkEvent, progress_fault
 from penstock.runtimes.secrets import TaskCredentials
 from penstock.worker.attempt import InterruptReason, TaskAttempt
@@ -221,7 +221,8 @@ class CompletionReporter:
 
     `done` is called for each attempt when there is nothing more to report of it, and `moved` for
     one that has to merge again, or to wait for another, before it can end; `is_idle` says whether
-    nothing else runs that could end soon.
+    nothing else runs that could end soon. A call also claims what `reserve` says there is room for,
+    and `claimed` is told of what it has brought, however it ends.
     """
 
     def __init__(
@@ -234,8 +235,12 @@ class CompletionReporter:
         done: Callable[[TaskAttempt], None],
         moved: Callable[[TaskAttempt, EndAsk, TaskResult], None],
         is_idle: Callable[[], bool],
+        reserve: Callable[[], Sequence[NextClaim]] = lambda: (),
+        claimed: Callable[[str, Sequence[Assignment]], None] = lambda _, __: None,
     ) -> None:
         self._client = client
+        self._reserve = reserve
+        self._claimed = claimed
         self._clock = clock
         self._backoff = Backoff(entropy)
         self._gather_seconds = gather_seconds
@@ -251,6 +256,11 @@ class CompletionReporter:
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._in_call)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a call is about to begin."""
+        return bool(self._waiting) and not self._in_call
 
     @property
     def is_failing(self) -> bool:
@@ -315,8 +325,11 @@ class CompletionReporter:
         for each in batch:
             if each.unproved:
                 each.ask.token = each.attempt.token or None
+        ask = CompleteAsk(tasks=[each.ask for each in batch], next=list(self._reserve()))
+        claimed_of, claimed = "", list[Assignment]()
         try:
-            answer = await self._client.complete(CompleteAsk(tasks=[each.ask for each in batch]))
+            answer = await self._client.complete(ask)
+            claimed_of, claimed = answer.claimed_of, answer.claimed
         except DispatcherUnavailable as error:
             again, pause_seconds = list(batch), self._unanswered(error)
         except DispatcherRefused as error:
@@ -333,6 +346,8 @@ class CompletionReporter:
             if any(each.unproved for each in again):
                 # No outage: a dispatcher that does not know a key yet will, in a moment.
                 pause_seconds = _UNPROVED_SECONDS
+        finally:
+            self._claimed(claimed_of, claimed)
         self._waiting.extend(each for each in again if not each.attempt.is_lost)
         self._in_call = []
         self._note_empty()

@@ -530,8 +530,9 @@ class CredentialProvider(Service):
             finally:
                 for each in keepers:
                     each.cancel()
-            # Before its end is told: what it has left may keep it from being published.
-            await _whole(belongings.take_back)
+            if belongings.user:
+                # Before its end is told: what it has left may keep it from being published.
+                await _whole(belongings.take_back)
             staged = belongings.outputs
             finished = await self._outputs.complete(work, finished, staged=staged)
         except BaseException:

@@ -97,6 +97,11 @@ class ScriptedListener(WakeUpListener):
         self._answer = answer
         self.listening: list[list[str]] = []
         self.is_started = False
+        self.is_waiting_there = False
+
+    @property
+    def is_present(self) -> bool:
+        return self.is_waiting_there
 
     async def start(self) -> None:
         self.is_started = True

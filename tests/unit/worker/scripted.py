@@ -131,6 +131,8 @@ class Dispatcher:
     """For how many folders credentials are minted at a time; None for any number."""
     granted: dict[str, list[str]] = field(default_factory=dict)
     """What tokens grant to `read` and to `write`."""
+    is_claiming_with_ends: bool = False
+    """Whether calls that end attempts claim what the worker has room for."""
     in_calls: Counter[str] = field(default_factory=Counter)
     most_in_calls: Counter[str] = field(default_factory=Counter)
 
@@ -271,7 +273,14 @@ class Dispatcher:
 
     def _complete(self, ask: CompleteAsk) -> tuple[int, Answer]:
         assert len({each.task_id for each in ask.tasks}) == len(ask.tasks), "a task twice"
-        return _several([self._end(each) for each in ask.tasks])
+        status, answer = _several([self._end(each) for each in ask.tasks])
+        if self.is_claiming_with_ends and isinstance(answer, ResultsAnswer):
+            for each in [each for each in ask.next if each.is_wanted][:1]:
+                claim = ClaimAsk(operator=each.operator, limit=each.limit)
+                claimed = self._claim(claim)[1]
+                assert isinstance(claimed, ClaimAnswer)
+                answer.claimed_of, answer.claimed = each.operator, claimed.tasks
+        return status, answer
 
     def _end(self, ask: EndAsk) -> TaskResult:
         task = self.tasks[ask.task_id]

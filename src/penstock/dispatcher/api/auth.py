@@ -178,9 +178,10 @@ class Authenticator:
     async def _is_known(self, headers: Headers, call: ApiCall) -> bool:
         """Whether a caller whose body has the proofs has shown in its headers who it is.
 
-        That decides whose places it takes, and nothing else.
+        That decides whose places it takes. What a worker may besides, it has proved as everywhere.
         """
         if self._is_worker(headers):
+            call.worker, _ = credentials(headers)
             return True
         try:
             call.claims = await _verified(

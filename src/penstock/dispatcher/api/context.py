@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from penstock.dispatcher.announcer import Announcer
 from penstock.dispatcher.api.group_commit import GroupCommit, GroupedClaims
 from penstock.dispatcher.backfills import Backfills
 from penstock.dispatcher.backpressure import Backpressure
@@ -110,6 +112,8 @@ class ApiContext:
     kick: Callable[[], None] = no_kick
     broker: Broker | None = None
     """Where workers wait for work; None where wake-ups go another way."""
+    announcer: Announcer | None = None
+    """Announces what is committed here; None where the relay does."""
     kick_after_ends: Callable[[], None] | None = None
     """The same after attempts have ended, which is most calls; None is `kick`."""
     entropy: Entropy = field(default_factory=system_entropy)
@@ -151,7 +155,8 @@ class ApiContext:
         return True
 
     def __post_init__(self) -> None:
-        end = GroupCommit(self.tasks.end, key=lambda said: said.fence.task_id, items_max=BATCH_MAX)
+        ending = partial(self.tasks.end, claims_next=self.announcer is not None)
+        end = GroupCommit(ending, key=lambda said: said.fence.task_id, items_max=BATCH_MAX)
         object.__setattr__(self, "end", end)
         object.__setattr__(self, "claim", GroupedClaims(self.tasks, self.issuer))
         changed = self.broker.interrupt if self.broker is not None else no_kick

@@ -66,9 +66,7 @@ async def events(parts: ApiContext, call: ApiCall) -> Answer:
         else:
             what = "dataset of a webhook source" if call.is_webhook else "dataset"
             placed.append(_refused(f"There is no {what} {each.dataset!r} that is live."))
-    results = await _accepted(parts, placed)
-    parts.kick()
-    return EventsAnswer(results=results)
+    return EventsAnswer(results=await _accepted(parts, placed))
 
 
 async def task_events(parts: ApiContext, call: ApiCall) -> Answer:
@@ -177,12 +175,12 @@ async def _ingest(
         for target in places
     ]
     # To whoever triggers it is one event, in however many datasets and generations.
-    answers = await parts.routing.accept(new, all_or_none=True)
+    answers = await parts.routing.accept(new, all_or_none=True, at_once=True)
     for wrong in answers:
         if isinstance(wrong, RefusedEvent):
             field = f"events[{(wrong.place or 0) // len(places)}]" if events != [ask] else ""
             return malformed(_result(wrong).why or "The event is invalid.", field=field)
-    parts.kick()
+    _kick(parts, answers)
     results = iter(_merged(new, answers))
     return [
         TriggerAnswer(event_id=event_id, results=list(islice(results, len(places))))
@@ -231,8 +229,19 @@ async def _accepted(
     answers: list[AcceptedEvent | RefusedEvent] = []
     # A name that stands for two generations makes two events of one.
     for first in range(0, len(new), BATCH_MAX):
-        answers += await parts.routing.accept(new[first : first + BATCH_MAX])
+        answers += await parts.routing.accept(new[first : first + BATCH_MAX], at_once=True)
+    _kick(parts, answers)
     return _merged(placed, answers)
+
+
+def _kick(parts: ApiContext, answers: Sequence[AcceptedEvent | RefusedEvent]) -> None:
+    """Have the loops begin with what these have brought; of what is routed only the wake-ups are
+    left to be sent, where rows of the outbox carry them."""
+    accepted = [each for each in answers if isinstance(each, AcceptedEvent)]
+    if not all(each.is_routed for each in accepted):
+        parts.kick()
+    elif accepted and parts.database.announce is None:
+        (parts.kick_after_ends or parts.kick)()
 
 
 def _merged(

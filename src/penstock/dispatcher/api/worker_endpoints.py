@@ -22,6 +22,7 @@ credentials.
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -50,7 +51,8 @@ from penstock.dispatcher.api.problems import (
     unknown,
 )
 from penstock.dispatcher.capabilities.credentials import MintedCredentials
-from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.dag.model import Priority
+from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.tasks.completion import AttemptReport
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX
 from penstock.dispatcher.tasks.model import (
@@ -67,10 +69,12 @@ from penstock.dispatcher.tasks.model import (
     TaskRefusalReason,
 )
 from penstock.dispatcher.tasks.rows import refusal, storable, task_states, without_twins
+from penstock.dispatcher.wakeups.base import TaskCounts, WakeUpChannel
 from penstock.kernel.errors import (
     CredentialsRefused,
     CredentialsUnavailable,
     InvalidInput,
+    PenstockError,
     TokenRefused,
 )
 from penstock.protocol.base import Answer
@@ -92,6 +96,7 @@ from penstock.protocol.work import (
     OutputAsk,
     PartAnswer,
     PublishedAnswer,
+    ResultsAnswer,
     TaskResult,
     WaitAnswer,
     WaitAsk,
@@ -100,6 +105,8 @@ from penstock.protocol.work import (
 from penstock.runtimes.base import Facts
 from penstock.tokens.claims import Claims, Grants
 from penstock.tokens.scopes import PREFIX_BYTES_MAX, Scope, scope_of_location
+
+_log = logging.getLogger(__name__)
 
 _SCHEMES: Final = ("s3", "file")
 _PART: Final = r"[A-Za-z0-9_=~-](?:[A-Za-z0-9_=~-]|\.(?!\.)){0,254}"
@@ -271,7 +278,46 @@ async def complete(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
     if held:
         (parts.kick_after_ends or parts.kick)()
     body, status = results_answer(answered(proofs, [_end(each) for each in found]))
+    if isinstance(body, ResultsAnswer):
+        body.claimed_of, body.claimed = await _claim_next(parts, call, ask)
     return HttpReply(body, status)
+
+
+async def _claim_next(
+    parts: ApiContext, call: ApiCall, ask: CompleteAsk
+) -> tuple[str, list[Assignment]]:
+    """Of what these ends have made, as much as the worker has room for; others hear of the rest.
+
+    A claim by itself, after the commit of the ends: if it fails, the ends are told all the same.
+    """
+    if parts.announcer is None:
+        return "", []
+    limits = {each.operator: each.limit for each in ask.next} if call.worker else {}
+    taken = parts.announcer.take(limits)
+    wanted = [each.operator for each in ask.next if each.is_wanted and limits]
+    operator = next((each.operator for each in taken), next(iter(wanted), ""))
+    if not operator:
+        return "", []
+    try:
+        found = await parts.claim(operator, worker=call.worker, limit=limits[operator])
+        taken = _left(taken, len(found))
+        return operator, [_assignment(each, parts) for each in found]
+    except PenstockError as error:
+        _log.warning("ends were taken, and nothing could be claimed with them: %s", error)
+        return "", []
+    finally:
+        parts.announcer.give_back(taken)
+
+
+def _left(taken: TaskCounts, claimed: int) -> TaskCounts:
+    """What a claim has left of these tasks, the highest priority first."""
+    left: dict[WakeUpChannel, int] = {}
+    for channel in sorted(taken, key=lambda each: list(Priority).index(each.priority)):
+        tasks = taken[channel] - claimed
+        claimed = max(0, -tasks)
+        if tasks > 0:
+            left[channel] = tasks
+    return left
 
 
 async def _renewed(
@@ -456,16 +502,15 @@ async def not_running(parts: ApiContext, call: ApiCall, claims: Claims) -> Probl
         "attempt": claims.attempt,
         "grants": claims.grants.digest,
     }
-
-    async def work(connection: Connection) -> Problem | None:
-        row = await (await connection.execute(query("running_attempt"), asked)).fetchone()
-        if row is None:
-            states = await task_states(connection, [claims.task_id])
-            return refusal_problem(refusal(claims.task_id, states.get(claims.task_id)))
+    for row in await parts.database.fetch("running_attempt", asked):
         require_grants(parts, call, claims, has_grants=row["has_grants"])
         if row["cancel_asked"]:
             return conflict(_CANCELLED, f"Task {claims.task_id} was asked to stop.")
         return None
+
+    async def work(connection: Connection) -> Problem:
+        states = await task_states(connection, [claims.task_id])
+        return refusal_problem(refusal(claims.task_id, states.get(claims.task_id)))
 
     return await parts.database.transact(work)
 

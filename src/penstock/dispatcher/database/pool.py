@@ -19,9 +19,10 @@ import functools
 import math
 import re
 import select
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib import resources
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -121,8 +122,24 @@ class NamedCursor(psycopg.AsyncRawCursor[DictRow]):
         return await super().execute(query, params, prepare=prepare, binary=binary)
 
 
-Connection = psycopg.AsyncConnection[DictRow]
+class Connection(psycopg.AsyncConnection[DictRow]):
+    """A connection of a `Database`, in a transaction."""
+
+    woken: Counter[tuple[str, str]] | None = None
+    """By operator and priority, how many tasks may begin because of this transaction, for the
+    announcement after its commit. None: they are announced by rows of the outbox."""
+    is_kept: bool = False
+    """Whether the caller may claim that work, before it is announced to others."""
+
+
 Answer = TypeVar("Answer")
+
+
+class Announce(Protocol):
+    """Announces tasks, by operator and priority: see `penstock.dispatcher.announcer`."""
+
+    def __call__(self, woken: Mapping[tuple[str, str], int], *, is_kept: bool) -> None: ...
+
 
 _TRIES_MAX: Final = 5
 _CONNECT_SECONDS_MAX: Final = 10
@@ -139,6 +156,7 @@ class Database(Service):
     """A pool of connections to one database.
 
     `began` is called at the beginning of every transaction; tests move the time with it.
+    `announce` is called after the commit of every transaction that has made work: see `Connection`.
     """
 
     def __init__(
@@ -150,13 +168,14 @@ class Database(Service):
         clock: Clock | None = None,
         began: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> None:
+        self.announce: Announce | None = None
         self._application = application
         self._began = began
         self._clock = clock or SystemClock()
         self._used: WeakKeyDictionary[object, float] = WeakKeyDictionary()
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             dsn,
-            connection_class=psycopg.AsyncConnection[DictRow],
+            connection_class=Connection,
             kwargs={
                 "row_factory": dict_row,
                 "cursor_factory": NamedCursor,
@@ -208,8 +227,12 @@ class Database(Service):
             async with connection.transaction():
                 if self._began is not None:
                     await self._began(connection)
+                woken = connection.woken = None if self.announce is None else Counter()
+                connection.is_kept = False
                 yield connection
             self._used[connection] = self._clock.monotonic()
+            if woken and self.announce is not None:
+                self.announce(woken, is_kept=connection.is_kept)
 
     async def fetch(self, name: str, asked: Mapping[str, object] | None = None) -> list[DictRow]:
         """The rows of one statement, by its name, without `BEGIN` and `COMMIT` around it."""

@@ -445,12 +445,12 @@ WITH in_force AS MATERIALIZED (
            jsonb_build_object('operator', made.operator, 'priority', made.priority)
     FROM made
     JOIN job_definition AS definition ON definition.id = made.definition_id
-    WHERE definition.runtime NOT IN ('lambda', 'dispatcher')
+    WHERE %(by_rows)s AND definition.runtime NOT IN ('lambda', 'dispatcher')
     UNION ALL
     SELECT 'invoke', made.operator, jsonb_build_object('task_id', made.id)
     FROM made
     JOIN job_definition AS definition ON definition.id = made.definition_id
-    WHERE definition.runtime = 'lambda'
+    WHERE %(by_rows)s AND definition.runtime = 'lambda'
 ), marked AS (
     UPDATE event
     SET routed = CASE WHEN judged.reason IS NULL THEN 'routed' ELSE 'audited' END,
@@ -466,4 +466,10 @@ WITH in_force AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM judged WHERE reason IS NULL) AS routed,
        (SELECT count(*) FROM judged WHERE reason IS NOT NULL) AS audited,
-       (SELECT count(*) FROM made) AS tasks
+       (SELECT count(*) FROM made) AS tasks,
+       -- What is told after the commit, if that is not by rows.
+       (SELECT coalesce(jsonb_agg(jsonb_build_array(operator, priority, tasks)), '[]')
+        FROM (SELECT operator, priority, count(*) AS tasks
+              FROM made
+              WHERE NOT %(by_rows)s
+              GROUP BY operator, priority) AS each) AS woken

@@ -31,47 +31,68 @@ ORDER BY asked.place
 -- name: announce
 -- Tell of what has become claimable, or will be: an operator's queue hears that there is work, a
 -- function is invoked for each task. Tasks that are due in the same second share a wake-up, which
--- comes with the last of them.
-INSERT INTO outbox (kind, target, body, due_at)
-SELECT 'wake', task.operator || '/' || task.priority,
-       jsonb_build_object('operator', task.operator, 'priority', task.priority), max(task.due_at)
-FROM task
-JOIN job_definition AS definition ON definition.id = task.definition_id
-WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying')
-  AND definition.runtime <> 'lambda'
-GROUP BY task.operator, task.priority, ceil(extract(epoch FROM task.due_at))
-UNION ALL
-SELECT 'invoke', task.operator, jsonb_build_object('task_id', task.id), task.due_at
-FROM task
-JOIN job_definition AS definition ON definition.id = task.definition_id
-WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying')
-  AND definition.runtime = 'lambda'
+-- comes with the last of them. What is due now is told by the caller after its commit, unless that
+-- is to be done by rows.
+WITH waiting AS MATERIALIZED (
+    SELECT task.id, task.operator, task.priority, task.due_at,
+           definition.runtime = 'lambda' AS is_invoked,
+           %(by_rows)s OR task.due_at > penstock_now() AS is_row
+    FROM task
+    JOIN job_definition AS definition ON definition.id = task.definition_id
+    WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying')
+), written AS (
+    INSERT INTO outbox (kind, target, body, due_at)
+    SELECT 'wake', operator || '/' || priority,
+           jsonb_build_object('operator', operator, 'priority', priority), max(due_at)
+    FROM waiting
+    WHERE is_row AND NOT is_invoked
+    GROUP BY operator, priority, ceil(extract(epoch FROM due_at))
+    UNION ALL
+    SELECT 'invoke', operator, jsonb_build_object('task_id', id), due_at
+    FROM waiting
+    WHERE is_row AND is_invoked
+)
+SELECT operator, priority, count(*) AS tasks FROM waiting WHERE NOT is_row GROUP BY operator, priority
 
 -- name: wake_remainder
 -- A claim that leaves claimable tasks behind passes the word on.
-INSERT INTO outbox (kind, target, body)
-SELECT 'wake', %(operator)s || '/' || tier.priority,
-       jsonb_build_object('operator', %(operator)s::text, 'priority', tier.priority)
-FROM unnest(ARRAY['normal', 'bulk']) AS tier(priority)
-WHERE penstock_room(%(operator)s) > 0
-  AND EXISTS (SELECT FROM penstock_claimable(%(operator)s, tier.priority))
+WITH found AS MATERIALIZED (
+    SELECT %(operator)s::text AS operator, tier.priority
+    FROM unnest(ARRAY['normal', 'bulk']) AS tier(priority)
+    WHERE penstock_room(%(operator)s) > 0
+      AND EXISTS (SELECT FROM penstock_claimable(%(operator)s, tier.priority))
+), written AS (
+    INSERT INTO outbox (kind, target, body)
+    SELECT 'wake', operator || '/' || priority,
+           jsonb_build_object('operator', operator, 'priority', priority)
+    FROM found
+    WHERE %(by_rows)s
+)
+SELECT operator, priority, 1 AS tasks FROM found WHERE NOT %(by_rows)s
 
 -- name: wake_freed
 -- Where a limit kept tasks waiting, the end of a running one makes room for the next.
-INSERT INTO outbox (kind, target, body)
-SELECT 'wake', freed.operator || '/' || tier.priority,
-       jsonb_build_object('operator', freed.operator, 'priority', tier.priority)
-FROM (
-    SELECT DISTINCT task.operator
-    FROM task
-    JOIN job ON job.id = task.job_id
-    LEFT JOIN operator ON operator.name = task.operator
-    WHERE task.id = ANY (%(tasks)s::bigint[])
-      AND (job.max_concurrency IS NOT NULL OR operator.in_flight_max IS NOT NULL)
-) AS freed
-CROSS JOIN unnest(ARRAY['normal', 'bulk']) AS tier(priority)
-WHERE penstock_room(freed.operator) > 0
-  AND EXISTS (SELECT FROM penstock_claimable(freed.operator, tier.priority))
+WITH found AS MATERIALIZED (
+    SELECT freed.operator, tier.priority
+    FROM (
+        SELECT DISTINCT task.operator
+        FROM task
+        JOIN job ON job.id = task.job_id
+        LEFT JOIN operator ON operator.name = task.operator
+        WHERE task.id = ANY (%(tasks)s::bigint[])
+          AND (job.max_concurrency IS NOT NULL OR operator.in_flight_max IS NOT NULL)
+    ) AS freed
+    CROSS JOIN unnest(ARRAY['normal', 'bulk']) AS tier(priority)
+    WHERE penstock_room(freed.operator) > 0
+      AND EXISTS (SELECT FROM penstock_claimable(freed.operator, tier.priority))
+), written AS (
+    INSERT INTO outbox (kind, target, body)
+    SELECT 'wake', operator || '/' || priority,
+           jsonb_build_object('operator', operator, 'priority', priority)
+    FROM found
+    WHERE %(by_rows)s
+)
+SELECT operator, priority, 1 AS tasks FROM found WHERE NOT %(by_rows)s
 
 -- name: lock_limits
 -- Claims under a limit come one after the other (FENCE-4): what runs is counted by the next
@@ -155,7 +176,8 @@ FOR NO KEY UPDATE
 -- name: begin_attempts
 -- For tasks that this transaction has picked, and so holds (FENCE-3): the fence, the grants that it
 -- proves, and the attempt, in one statement. What it says of itself was read by `read_attempts`. The
--- commit is not waited for to be on the disk (FENCE-13): decision 0076.
+-- commit is not waited for to be on the disk (FENCE-13): decision 0076. Of an operator that is named
+-- it passes the word on, as `wake_remainder` does, if it leaves claimable tasks behind.
 WITH asked AS (
     SELECT *
     FROM unnest(
@@ -175,10 +197,39 @@ WITH asked AS (
     WHERE task.id = asked.task_id AND task.status IN ('queued', 'retrying')
       AND definition.id = task.definition_id
     RETURNING task.id, task.attempt, task.worker, task.lease_token, task.claimed_at
+), attempts AS (
+    INSERT INTO attempt (task_id, number, worker, lease_token, started_at)
+    SELECT id, attempt, worker, lease_token, claimed_at FROM begun
+), left_behind AS MATERIALIZED (
+    -- What is seen here has not begun yet.
+    SELECT %(operator)s::text AS operator, tier.priority
+    FROM unnest(ARRAY['normal', 'bulk']) AS tier(priority)
+    WHERE %(operator)s::text IS NOT NULL
+      AND penstock_room(%(operator)s) > cardinality(%(tasks)s::bigint[])
+      AND EXISTS (
+          SELECT
+          FROM penstock_claimable(%(operator)s, tier.priority) AS claimable
+          WHERE claimable.room > (
+                SELECT count(*)
+                FROM task
+                WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.job_id = claimable.job_id)
+            AND EXISTS (
+                SELECT
+                FROM task
+                WHERE task.operator = %(operator)s AND task.job_id = claimable.job_id
+                  AND task.priority = tier.priority AND task.status IN ('queued', 'retrying')
+                  AND task.due_at <= penstock_now() AND task.id <> ALL (%(tasks)s::bigint[])))
+), written AS (
+    INSERT INTO outbox (kind, target, body)
+    SELECT 'wake', operator || '/' || priority,
+           jsonb_build_object('operator', operator, 'priority', priority)
+    FROM left_behind
+    WHERE %(by_rows)s
 )
-INSERT INTO attempt (task_id, number, worker, lease_token, started_at)
-SELECT id, attempt, worker, lease_token, claimed_at FROM begun
-RETURNING set_config('synchronous_commit', 'off', true)
+SELECT set_config('synchronous_commit', 'off', true), left_behind.operator, left_behind.priority,
+       1 AS tasks
+FROM (VALUES (1)) AS always
+LEFT JOIN left_behind ON NOT %(by_rows)s
 
 -- name: read_attempts
 -- What the next attempts of these tasks are to do, for who has picked them: nothing begins here.

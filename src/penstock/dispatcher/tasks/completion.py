@@ -84,6 +84,7 @@ from penstock.dispatcher.tasks.rows import (
     storable,
     storable_json,
     task_states,
+    wake,
 )
 from penstock.dispatcher.tasks.schemas import output_arrays, refuse_misfits, written
 from penstock.protocol.base import TaskStatus
@@ -594,7 +595,7 @@ async def _answer_again(
 
 async def _wake_freed(connection: Connection, task_ids: Iterable[int]) -> None:
     if tasks := list(task_ids):
-        await connection.execute(query("wake_freed"), {"tasks": tasks})
+        await wake(connection, "wake_freed", tasks=tasks)
 
 
 def _outputs_problem(report: AttemptReport) -> str:

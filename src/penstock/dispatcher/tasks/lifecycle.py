@@ -45,12 +45,13 @@ from typing import Any, Final, Protocol
 from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.dag.model import Priority
-from penstock.dispatcher.database.pool import Connection, Database, query
+from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.metrics import Counters
 from penstock.dispatcher.tasks.completion import AttemptReport, Route, end, no_route, reap
 from penstock.dispatcher.tasks.consumption import with_changes
 from penstock.dispatcher.tasks.model import (
     AttemptEnd,
+    AttemptMeasure,
     ClaimedTask,
     Completion,
     ExtendedLease,
@@ -68,10 +69,12 @@ from penstock.dispatcher.tasks.rows import (
     TaskRow,
     announce,
     fence_arrays,
+    note_woken,
     refusal,
     storable,
     storable_json,
     task_states,
+    wake,
     without_twins,
 )
 from penstock.kernel.errors import InvalidInput
@@ -365,12 +368,22 @@ class Tasks:
         """End attempts that have failed: again after a pause, or dead."""
         return await self.end(failures)
 
-    async def end(self, reports: Sequence[AttemptReport]) -> tuple[AttemptEnd | Refusal, ...]:
-        """End attempts, each in its own way, in one transaction."""
+    async def end(
+        self, reports: Sequence[AttemptReport], *, claims_next: bool = False
+    ) -> tuple[AttemptEnd | Refusal, ...]:
+        """End attempts, each in its own way, in one transaction.
+
+        With `claims_next` the caller may claim what that makes, before it is announced to others.
+        """
         without_twins([each.fence.task_id for each in reports], most=BATCH_MAX)
-        answers, measured = await self._database.transact(
-            lambda connection: end(connection, reports, route=self._route)
-        )
+
+        async def work(
+            connection: Connection,
+        ) -> tuple[tuple[AttemptEnd | Refusal, ...], tuple[AttemptMeasure, ...]]:
+            connection.is_kept = claims_next
+            return await end(connection, reports, route=self._route)
+
+        answers, measured = await self._database.transact(work)
         self.counters.note_ended(measured)
         return answers
 
@@ -458,10 +471,9 @@ async def _claim_at_once(
     if any(each.is_limited for each in picked):
         return None
     batches = [[each.id] for each in picked]
-    claimed = await _begin(connection, batches, workers=asked.workers, issue=issue)
-    if claimed:
-        await connection.execute(query("wake_remainder"), {"operator": asked.operator})
-    return claimed
+    return await _begin(
+        connection, batches, workers=asked.workers, issue=issue, operator=asked.operator
+    )
 
 
 async def _claim_by_tiers(
@@ -488,7 +500,7 @@ async def _claim_by_tiers(
         if not left or len(claimed) >= asked.tasks_max:
             break
     if claimed:
-        await connection.execute(query("wake_remainder"), {"operator": asked.operator})
+        await wake(connection, "wake_remainder", operator=asked.operator)
     return tuple(claimed), is_limited
 
 
@@ -513,11 +525,13 @@ async def _begin(
     *,
     workers: Sequence[str],
     issue: IssueTokens | None,
+    operator: str | None = None,
 ) -> tuple[ClaimedTask, ...]:
     """Begin the attempts of tasks that are picked: each batch is of the worker in its place.
 
     What they do is read, their tokens are signed, and then they begin, in one statement: nothing
-    is written twice, and nothing before it can be proved.
+    is written twice, and nothing before it can be proved. If it is all that is claimed, `operator`
+    is of which, and what is left of it is announced.
     """
     if not batches:
         return ()
@@ -540,8 +554,11 @@ async def _begin(
         "grants": [f"{each.attempt}:{one.grants}" for each, one in zip(begun, issued, strict=True)]
         if issued
         else [None] * len(begun),
+        "operator": operator,
+        "by_rows": connection.woken is None,
     }
-    await connection.execute(query("begin_attempts"), asked)
+    left = await fetch_rows(connection, "begin_attempts", asked)
+    note_woken(connection, [each for each in left if each["operator"] is not None])
     if not issued:
         return tuple(begun)
     return tuple(replace(each, token=one.token) for each, one in zip(begun, issued, strict=True))

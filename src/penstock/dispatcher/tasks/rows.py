@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.database.pool import Connection, fetch_rows, query
 from penstock.dispatcher.tasks.model import Fence, Refusal, TaskRefusalReason, TaskSnapshot
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.base import TaskStatus
@@ -69,9 +69,24 @@ def refusal(task_id: int, row: TaskRow | None, *, claiming: bool = False) -> Ref
 
 
 async def announce(connection: Connection, task_ids: Iterable[int]) -> None:
-    """Write the wake-ups of tasks that have become claimable, or will be when they are due."""
+    """Announce tasks that have become claimable, or will be when they are due."""
     if tasks := list(task_ids):
-        await connection.execute(query("announce"), {"tasks": tasks})
+        await wake(connection, "announce", tasks=tasks)
+
+
+async def wake(connection: Connection, statement: str, **asked: object) -> None:
+    """Announce what a statement finds that may begin: after the commit where somebody does that,
+    else by rows of the outbox, which it writes itself."""
+    by_rows = connection.woken is None
+    rows = await fetch_rows(connection, statement, by_rows=by_rows, **asked)
+    note_woken(connection, rows)
+
+
+def note_woken(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
+    """What is to be announced after the commit; rows without an operator stand for nothing."""
+    if connection.woken is not None:
+        for each in rows:
+            connection.woken[each["operator"], each["priority"]] += each["tasks"]
 
 
 def fence_arrays(fences: Iterable[Fence]) -> dict[str, list[Any]]:
