@@ -34,8 +34,13 @@ def _runnable(block: str, folder: Path) -> str:
     return f"import asyncio\nasync def main():\n{opened}{body}\n{_WHOLE}\n"
 
 
+def _promised(block: str) -> list[str]:
+    """What the comment behind a `print` says that it prints."""
+    return re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/store.md", "docs/queue.md"])
-def test_the_python_on_a_page_runs(page: str, tmp_path: Path) -> None:
+def test_the_python_on_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> None:
     blocks = [block for block in _python_blocks(page) if "import pytest" not in block]
     assert blocks
     for number, block in enumerate(blocks):
@@ -49,3 +54,6 @@ def test_the_python_on_a_page_runs(page: str, tmp_path: Path) -> None:
             check=False,
         )
         assert ran.returncode == 0, f"{block}\n{ran.stderr}"
+        printed = ran.stdout.splitlines()
+        missing = [line for line in _promised(block) if line not in printed]
+        assert not missing, f"{block}\nprints {printed}"

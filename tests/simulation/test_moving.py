@@ -28,8 +28,8 @@ from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
 from penstock.testing.simulator import worlds
+from penstock.testing.simulator.plans import DamagedHints, draw
 from penstock.testing.simulator.plans import WorkerModes as Simulated
-from penstock.testing.simulator.plans import draw
 from penstock.testing.simulator.worlds import Operator
 from penstock.testing.virtual import World, simulate
 from tests.sizes import some
@@ -423,7 +423,7 @@ def test_the_whole_queue_holds_while_the_number_of_shards_changes(
 ) -> None:
     monkeypatch.setattr(worlds, "Operator", Resharder)
     before = Resharder.changes
-    with_operator = [seed for seed in range(150) if draw(seed, fleet).with_operator]
+    with_operator = [seed for seed in range(150) if draw(seed, fleet).damaged is DamagedHints.ALL]
     for seed in with_operator[: some(25)]:
         report = worlds.run_world(seed, fleet)
         assert [found.sentence for found in report.violations] == [], (seed, report.violations)

@@ -7,10 +7,12 @@ what the broken rule leads to.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -20,20 +22,37 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.document_format import decode, encode
 from penstock.kernel.entropy import new_id
 from penstock.kernel.errors import AlreadyExists, NotFound, StoreError, VersionConflict
-from penstock.queue import archive, ledger, maintenance, pack, pack_session, submitter, transitions
+from penstock.queue import (
+    archive,
+    doorbell,
+    ids,
+    ledger,
+    limits,
+    maintenance,
+    pack,
+    pack_session,
+    submitter,
+    transitions,
+)
 from penstock.queue.attempt_outcomes import AttemptOutcome
 from penstock.queue.canceller import CancelSession
 from penstock.queue.discovery.direct import DirectDiscovery
+from penstock.queue.discovery.leased import LeasedDiscovery
 from penstock.queue.discovery.scanner import PackCandidate, ScanResult
+from penstock.queue.doorbell import DoorbellListener, DoorbellRinger, DoorbellState
+from penstock.queue.execution import worker_loop
 from penstock.queue.execution.pack_memory import PackMemory, PackTracker, _name
 from penstock.queue.execution.pack_runner import PackRunner
 from penstock.queue.execution.worker_loop import ExclusiveMode
+from penstock.queue.ids import SLOTS, TaskId, new_pack
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Ledger, QueueTaskState, QueueTaskStatus, fresh
+from penstock.queue.ledger import ClaimLease, Ledger, QueueTaskState, QueueTaskStatus, fresh
+from penstock.queue.limits import LimitRequest, LimitState
 from penstock.queue.pack import Pack, PackObject
 from penstock.queue.pack_session import ListedPack, PackSession, _Checked, claimed
 from penstock.queue.shards import allocation
-from penstock.queue.submitter import Pointer, Submitter
+from penstock.queue.submit_options import SubmitOptions
+from penstock.queue.submitter import Pointer, SubmitGatherer, Submitter
 from penstock.queue.transitions import LedgerClaim
 from penstock.store import cell as cells
 from penstock.store import retrying
@@ -52,6 +71,10 @@ _as_of = ledger.as_of
 _makes_room = PackSession._makes_room
 _machine_init = Machine.__init__
 _next_exclusive = ExclusiveMode.next
+_lost = transitions.lost
+_gather = SubmitGatherer.submit
+_submit_encoded = Submitter.submit_encoded
+_has_rung = DoorbellListener.has_rung
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +410,14 @@ def _count_from_one(*, previous: int, seen: int, earliest_ms: int) -> int:
 # Windows
 
 
+def _never_in_halves(
+    task: QueueTaskState, lease: ClaimLease | None, *, together: int
+) -> QueueTaskState:
+    after = _lost(task, lease, together=together)
+    is_one_of_many = together > 1 and after.given_back > task.given_back
+    return msgspec.structs.replace(after, window_max=together) if is_one_of_many else after
+
+
 def _count_whatever_is_lost(
     task: QueueTaskState, _lease: object, **_together: object
 ) -> QueueTaskState:
@@ -418,6 +449,73 @@ def _of_the_same_host(locks: MachineLocks) -> frozenset[str]:
 
 async def _look_at_nothing(*_arguments: object, **_options: object) -> ScanResult:
     return ScanResult()
+
+
+# Options, limits and gathering
+
+
+def _are_all_alike(type: str, _options: object) -> object:
+    return type
+
+
+async def _send_what_was_withdrawn(gatherer: SubmitGatherer, *what: Any) -> Any:
+    return await asyncio.shield(asyncio.get_running_loop().create_task(_gather(gatherer, *what)))
+
+
+async def _answer_before_the_put(
+    submitter: Submitter, type: str, bodies: Sequence[msgspec.Raw], options: SubmitOptions
+) -> list[TaskId]:
+    at = new_pack(type=type, count=len(bodies), submitted_ms=0, entropy=submitter.entropy)
+    sent = asyncio.get_running_loop().create_task(_submit_encoded(submitter, type, bodies, options))
+    sent.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return at.tasks(range(len(bodies)))
+
+
+def _apart() -> Callable[..., int]:
+    numbers = count()
+    return lambda *_: next(numbers) % SLOTS
+
+
+def _permits_for_all(
+    _definition: object, _others: object, _mine: object, request: LimitRequest, _now: object
+) -> int:
+    return max(request.keeps, request.runs) + request.wants
+
+
+def _follow_the_pointer(_sight: object, _pack: object) -> bool:
+    return False
+
+
+def _never_full(_definition: object, full_ms: float, _starts: int, _by_ms: int) -> float:
+    return full_ms
+
+
+def _without_all_others(
+    state: LimitState, _now: Interval, *, but: str = "", **_more: object
+) -> LimitState:
+    mine = {name: share for name, share in state.shares.items() if name == but}
+    return msgspec.structs.replace(state, shares=mine)
+
+
+# Hints and promptness
+
+
+def _read_the_doorbell(body: bytes, key: str) -> DoorbellState:
+    return decode(DoorbellState, body, where=key)
+
+
+async def _overlook_its_loss(listener: DoorbellListener) -> bool:
+    before = listener._said
+    rang = await _has_rung(listener)
+    return rang and not (before is not None and listener._said is None)
+
+
+async def _ring_for_nobody(_ringer: DoorbellRinger, *, is_urgent: bool) -> None:
+    del is_urgent
+
+
+async def _see_nothing(_discovery: object, _wanted: object) -> None:
+    return None
 
 
 STORM = frozenset({WorldProfile.STORM})
@@ -594,6 +692,71 @@ BROKEN: dict[str, Broken] = {
     ),
     "QUEUE-22: look into inboxes and nowhere else": Broken(
         [(DirectDiscovery, "_look_around", _look_at_nothing)], STORM, LOST, (WorkerModes.DIRECT,)
+    ),
+    "QUEUE-17: claim what was lost together again, never in halves": Broken(
+        [(transitions, "lost", _never_in_halves)], STORM, LOST, first=6
+    ),
+    "QUEUE-22: trust what the doorbell says": Broken(
+        [(doorbell, "_read", _read_the_doorbell)],
+        STORM | OPERATOR,
+        "A submit failed because of a hint|fell over|has not started after|" + LOST,
+    ),
+    "QUEUE-22: overlook that the doorbell is gone": Broken(
+        [(DoorbellListener, "has_rung", _overlook_its_loss)],
+        STORM | OPERATOR,
+        "has not started after .* and the doorbell was damaged",
+        (WorkerModes.LEASED,),
+    ),
+    "QUEUE-24: ring for nobody": Broken(
+        [(DoorbellRinger, "submitted", _ring_for_nobody)],
+        STORM | OPERATOR,
+        "has not started after .* and (all was idle|the doorbell was damaged)",
+        (WorkerModes.LEASED,),
+    ),
+    "Priorities: look for nothing urgent while there is enough to do": Broken(
+        [(LeasedDiscovery, "peek", _see_nothing)],
+        STORM | OPERATOR,
+        "has not started after .* and it was urgent",
+        (WorkerModes.LEASED,),
+    ),
+    "Gathering: send all in one pack": Broken(
+        [(submitter, "_alike", _are_all_alike)],
+        STORM,
+        "lies under another priority or limit",
+    ),
+    "Gathering: send what was withdrawn": Broken(
+        [(SubmitGatherer, "submit", _send_what_was_withdrawn)],
+        STORM,
+        "was withdrawn before it was sent, and arrives",
+    ),
+    "Gathering: answer before the put": Broken(
+        [(Submitter, "submit_encoded", _answer_before_the_put)],
+        STORM,
+        "was lost: its submit was answered and never arrived",
+    ),
+    "Affinity: into any slot": Broken(
+        [(ids, "slot_of_affinity", _apart())],
+        STORM,
+        "lies apart from others of its affinity",
+        first=16,
+    ),
+    "LIMIT-1: remove the shares of others": Broken(
+        [(limits, "without_ended", _without_all_others)],
+        STORM,
+        "run under the limit|than its rate and burst allow",
+        first=20,
+    ),
+    "LIMIT-2: give whatever is asked for": Broken(
+        [(limits, "_permits", _permits_for_all)], STORM, "run under the limit", first=26
+    ),
+    "LIMIT-7: start under the limit that a pointer names": Broken(
+        [(worker_loop, "_is_misled", _follow_the_pointer)],
+        KEYS,
+        "starts without a share of its limit",
+        first=121,
+    ),
+    "LIMIT-6: report no starts": Broken(
+        [(limits, "_spent", _never_full)], STORM, "than its rate and burst allow", first=20
     ),
     "SHARD-5: count epochs from one": Broken(
         [(allocation, "next_epoch", _count_from_one)],

@@ -38,6 +38,13 @@ _ON_PAPER = (
     "--tasks-per-day", default=100_000, show_default=True, help="Tasks submitted per day."
 )
 @click.option("--batch", default=1, show_default=True, help="Tasks submitted at a time.")
+@click.option(
+    "--gather-seconds",
+    metavar=DURATION,
+    type=Seconds(),
+    help="How long the producer gathers submits into one object.  [default: not at all]",
+)
+@click.option("--keyed", is_flag=True, help="Every task has a key of its own.")
 @click.option("--mode", default="leased", show_default=True, help="How workers find tasks.")
 @click.option(
     "--days",
@@ -75,6 +82,8 @@ def cost(
     workers: int | None,
     tasks_per_day: int,
     batch: int,
+    gather_seconds: float | None,
+    keyed: bool,
     mode: str,
     days: float,
     handler_seconds: float | None,
@@ -96,11 +105,15 @@ def cost(
     """
     if table and saturated:
         raise InvalidInput("--table and --saturated are two different questions; ask one.")
+    if saturated and (keyed or gather_seconds is not None):
+        raise InvalidInput("--saturated is of a backlog without keys that is there already.")
     otherwise = _SATURATED if saturated else _DEFAULT
     load = Workload(
         workers=int(otherwise["workers"] if workers is None else workers),
         tasks_per_day=1 if saturated else tasks_per_day,
         batch=1 if saturated else batch,
+        gather_seconds=gather_seconds,
+        keyed=keyed,
         mode=mode_from(mode, {}),
         days=days,
         handler_seconds=(
@@ -225,6 +238,9 @@ def growth_text(growth: Growth) -> str:
 
 def _fleet(load: Workload) -> str:
     batch = "one by one" if load.batch == 1 else f"in batches of {load.batch:,}"
+    if load.gather_seconds is not None:
+        batch = f"gathered for {load.gather_seconds:g} s"
+    batch += ", each with a key" if load.keyed else ""
     return (
         f"{load.workers:,} workers, {load.tasks_per_day:,} tasks a day {batch},"
         f" handlers of {load.handler_seconds:g} s, {load.concurrency} at a time a worker"

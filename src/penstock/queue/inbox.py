@@ -178,7 +178,7 @@ class HeldWorkerLease:
             f"The name {self._worker!r} is in use by another worker{who}; its lease ends in"
             f" {left:.0f} s unless it is renewed.",
             hint="Give every worker of the mode 'direct' a name of its own, or none; one that was"
-            " killed can start again when its lease has ended.",
+            " killed can start again at once on its machine, elsewhere when its lease has ended.",
         )
 
     async def _remove_damaged(self) -> None:

@@ -18,6 +18,11 @@ lost its lease:
 - A claim or a renewal that arrives first names the same incarnation, and is as over as the rest:
   ended incarnations are remembered for as long as this process lives.
 
+One lease is left to run out all the same: that of a task which had lost a worker before, and was
+claimed alone of its pack. Its loss counts, and a task that ends each worker would otherwise use up
+its attempts as fast as somebody restarts them: the lease is the pause between two attempts. A
+first loss, one in company, and the final one of an exclusive attempt are not waited for.
+
 Two workers that start at once may both know of the same death; they compete for its leases by
 compare-and-swap. A worker on another machine waits for the leases. Releases that know no
 incarnations drop them when they write: then the lease decides.
@@ -30,7 +35,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.queue.ledger import Ledger
+from penstock.queue.ledger import ClaimLease, Ledger
 
 _replace = msgspec.structs.replace
 
@@ -88,14 +93,23 @@ class Incarnation:
         return bool(more)
 
     def seen(self, ledger: Ledger) -> Ledger:
-        """A ledger in which the leases of those that have ended are over."""
-        if not any(lease.incarnation in self._ended for lease in ledger.leases.values()):
+        """A ledger in which the leases of those that have ended are over, but for a pause."""
+        ended = {n for n, lease in ledger.leases.items() if lease.incarnation in self._ended}
+        if not ended:
             return ledger
+        suspects = {task.claim for task in ledger.tasks if task.window_max}
         leases = {
-            name: _replace(lease, expires_ms=0) if lease.incarnation in self._ended else lease
+            name: _replace(lease, expires_ms=0)
+            if name in ended and not (name in suspects and _is_paused_for(lease))
+            else lease
             for name, lease in ledger.leases.items()
         }
         return _replace(ledger, leases=leases)
+
+
+def _is_paused_for(lease: ClaimLease) -> bool:
+    """Whether the loss of a suspect under this lease counts, and is not its last."""
+    return lease.window == 1 and not lease.exclusive
 
 
 NOBODY = Incarnation()

@@ -244,7 +244,7 @@ class StatsdPusher(Service):
             host, port = self._address
             raise InvalidInput(
                 f"Failed to send metrics to {host}:{port}: {error.strerror or error}.",
-                hint="--statsd takes HOST:PORT.",
+                hint="Name the host and port of a StatsD server: HOST:PORT.",
             ) from error
         self._task = loop.create_task(self._keep())
 
@@ -267,6 +267,14 @@ class StatsdPusher(Service):
             return
         for datagram in datagrams(lines_of(self._text(), self._last)):
             self._transport.sendto(datagram)
+
+
+def statsd_address(text: str, *, option: str = "statsd") -> tuple[str, int]:
+    """The host and port that a text names, or `InvalidInput`."""
+    host, _, port = str(text).rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+        raise InvalidInput(f"{option} takes HOST:PORT, not {str(text)[:60]!r}.")
+    return host.strip("[]"), int(port)
 
 
 def lines_of(text: str, last: dict[str, float]) -> Iterator[str]:

@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import system_entropy
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.kernel.process_locks import ProcessLocks
@@ -62,7 +63,7 @@ from penstock.queue.execution.retry import SECONDS_MAX, Retry, is_number
 from penstock.queue.execution.worker_loop import WorkerLoop
 from penstock.queue.incarnation import Incarnation
 from penstock.queue.maintenance import MaintenanceTask
-from penstock.queue.metrics import WorkerMetrics, meter_of
+from penstock.queue.metrics import StatsdPusher, WorkerMetrics, meter_of, statsd_address
 from penstock.queue.retention import RetentionTask
 from penstock.queue.schedules import Scheduler
 from penstock.queue.settings import (
@@ -188,7 +189,9 @@ class Worker:
         mode: str | None = None,
         name: str = "",
         settings: WorkerSettings | None = None,
+        statsd: str | None = None,
     ) -> None:
+        """With `statsd="HOST:PORT"`, its figures go there every ten seconds."""
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise InvalidInput(f"A worker runs 1 to {CONCURRENCY_MAX} tasks, not {concurrency}.")
         self.queue = queue
@@ -197,6 +200,7 @@ class Worker:
         self.mode: DiscoveryMode = mode_from(mode, os.environ, file)
         self.settings = settings or settings_from(os.environ, file)
         self.call(name)
+        self.statsd = statsd_address(statsd) if statsd is not None else None
         self._handlers = HandlerRegistry()
         self._hooks = Hooks()
         self._startup = StartupRunner()
@@ -292,6 +296,7 @@ class Worker:
             _startup=self._startup.again(inline=inline),
             # Its id and its figures are its own.
             _is_named=False,
+            statsd=None if inline else self.statsd,
             _metrics=WorkerMetrics(),
             _meter=None,
             _shift=None,
@@ -342,8 +347,16 @@ class Worker:
                 )
                 if self._stop_asked:
                     self._shift.stop(at_once=False)
-                with stopped_by_signals(self.stop) if signals else nullcontext():
-                    await self._shift.run(until_empty=until_empty)
+                stopped = stopped_by_signals(self.stop) if signals else nullcontext()
+                async with self._statsd_pusher(access.store.clock.machine) or nullcontext():
+                    with stopped:
+                        await self._shift.run(until_empty=until_empty)
+
+    def _statsd_pusher(self, clock: Clock) -> StatsdPusher | None:
+        if self.statsd is None:
+            return None
+        host, port = self.statsd
+        return StatsdPusher(self.metrics, host=host, port=port, clock=clock)
 
     @contextmanager
     def _living(self) -> Iterator[tuple[Incarnation, tuple[int, ...]]]:

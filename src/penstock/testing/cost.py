@@ -34,6 +34,7 @@ from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
 from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.settings import DiscoveryMode, WorkerSettings
+from penstock.queue.submitter import check_seconds
 from penstock.queue.worker import CONCURRENCY_MAX, Worker
 from penstock.store.base import PAGE_KEYS_MAX, ObjectStore
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -98,7 +99,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 DAY_SECONDS: Final = 86_400.0
 WORKERS_MAX: Final = 1_000
 TASKS_PER_DAY_MAX: Final = 100_000_000
-SUBMITS_PER_DAY_MAX: Final = 5_000_000
+SUBMITS_PER_DAY_MAX: Final = 20_000_000
 BATCH_MAX: Final = 100_000
 DAYS_MIN: Final = 0.01
 DAYS_MAX: Final = 366.0
@@ -128,6 +129,10 @@ class Workload:
     concurrency: int = 32
     """So many tasks a worker runs at a time."""
     seed: int = 0
+    gather_seconds: float | None = None
+    """For so long the producer gathers submits into one pack, if it does."""
+    keyed: bool = False
+    """Whether each task has a key of its own."""
     by_tombstone: bool = False
     """Whether deletes are by tombstone, as on servers whose conditional ones are not atomic."""
 
@@ -138,6 +143,15 @@ class Workload:
         _between("--concurrency", self.concurrency, 1, CONCURRENCY_MAX)
         _between("--handler-seconds", self.handler_seconds, 0, DAY_SECONDS)
         _between("--days", self.days, DAYS_MIN, DAYS_MAX)
+        if self.gather_seconds is not None:
+            check_seconds(self.gather_seconds)
+        if self.batch > 1 and (self.keyed or self.gather_seconds is not None):
+            raise InvalidInput(
+                "--keyed and --gather-seconds are for tasks that are submitted one by one.",
+                hint="Leave --batch out.",
+            )
+        if self.keyed and self.gather_seconds is not None:
+            raise InvalidInput("Tasks with a key are not gathered: --keyed or --gather-seconds.")
         submits = self.tasks_per_day / self.batch
         if submits > SUBMITS_PER_DAY_MAX:
             raise InvalidInput(
@@ -188,7 +202,10 @@ def window_of(load: Workload, *, full: bool = False) -> Window:
 
 def _requests_per_second(load: Workload) -> float:
     """A guess, for choosing a window and nothing else."""
-    packs = load.batches_per_second * (_REQUESTS_A_PACK + load.batch / 50)
+    packs = load.batches_per_second
+    if load.gather_seconds is not None:
+        packs = min(packs, 1 / load.gather_seconds)
+    packs *= _REQUESTS_A_PACK + load.batch / 50
     looks = 1 / WorkerSettings().polling.min_seconds
     match load.mode:
         case DiscoveryMode.LEASED:
@@ -254,8 +271,9 @@ class SimulatedFleet:
     async def _open(self, name: str, clock: Clock) -> Queue:
         entropy = self._world.entropy(name)
         config = QueueConfig(direct=("*",) if self._load.mode is DiscoveryMode.DIRECT else ())
-        store = self._store(name, clock)
-        return await Queue.on(store, name="cost", entropy=entropy, config=config)
+        queue = Queue("", name="cost", config=config, gather_seconds=self._load.gather_seconds)
+        await queue.attach(self._store(name, clock), entropy)
+        return queue
 
     def _store(self, name: str, clock: Clock) -> ObjectStore:
         entropy = self._world.entropy(f"latency of {name}")
@@ -282,7 +300,8 @@ class SimulatedFleet:
         numbers = range(self._submitted, self._submitted + count)
         self._submitted += count
         if count == 1:
-            await self._queue.submit(_TYPE, numbers.start)
+            key = str(numbers.start) if self._load.keyed else None
+            await self._queue.submit(_TYPE, numbers.start, key=key)
         else:
             await self._queue.submit_many(_TYPE, list(numbers))
         self._answered.update(dict.fromkeys(numbers, self._world.now()))
@@ -557,6 +576,8 @@ class Figures:
             "workers": self.load.workers,
             "tasks_per_day": self.load.tasks_per_day,
             "batch": self.load.batch,
+            "gather_seconds": self.load.gather_seconds,
+            "keyed": self.load.keyed,
             "handler_seconds": self.load.handler_seconds,
             "concurrency": self.load.concurrency,
             "seed": self.load.seed,

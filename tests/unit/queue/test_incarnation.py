@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
 from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.inbox import WorkerLease
 from penstock.queue.incarnation import Incarnation
-from penstock.queue.ledger import ClaimLease, Ledger, fresh
+from penstock.queue.ledger import ClaimLease, Ledger, QueueTaskState, QueueTaskStatus, fresh
 from penstock.queue.limits import LimitDefinition, LimitRequest, LimitState, apply_request
 from penstock.queue.settings import DiscoveryMode, WorkerSettings
 from penstock.queue.shards.registry import Registration
@@ -153,6 +156,73 @@ def test_a_ledger_shows_the_leases_of_those_that_have_ended_as_over() -> None:
     assert ends == {"a": 0, "b": 9000, "c": 9000}
     plain = fresh(pack_version="v", born="b", count=1)
     assert gone.seen(plain) is plain
+
+
+def test_a_suspect_that_was_lost_alone_keeps_its_lease_as_the_pause() -> None:
+    """Its loss counts; what ends every worker would use up its attempts as fast as they start."""
+    gone = Incarnation("me", lambda: frozenset({"gone"}))
+    gone.refresh()
+
+    def end(*, window_max: int = 0, window: int = 1, exclusive: bool = False) -> int:
+        lease = ClaimLease("w", 9000, window=window, exclusive=exclusive, incarnation="gone")
+        task = QueueTaskState(
+            status=QueueTaskStatus.CLAIMED, attempt=2, claim="a", window_max=window_max
+        )
+        ledger = Ledger(pack_version="v", born="b", tasks=(task,), leases={"a": lease})
+        return gone.seen(ledger).leases["a"].expires_ms
+
+    assert end(window_max=1) == 9000
+    assert end() == 0, "a first loss"
+    assert end(window_max=4, window=4) == 0, "in company, and not counted"
+    assert end(window_max=1, exclusive=True) == 0, "the last one"
+
+
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_what_ends_every_worker_does_so_a_lease_apart(mode: DiscoveryMode) -> None:
+    """Each is followed at once; neighbours start with the first successor, and none fails."""
+
+    async def main(world: World) -> None:
+        bench, host = Place(world, mode).bench, Host()
+        begun: list[tuple[object, float]] = []
+        crashed = asyncio.Event()
+
+        async def worker() -> Worker:
+            queue = await bench.queue()
+            queue.locks = host
+            made = bench.worker(queue, settings=WorkerSettings())
+
+            @made.handler("work")
+            async def work(task: TaskContext) -> None:
+                begun.append((task.input, world.now()))
+                if task.input == "poison":
+                    crashed.set()
+                    await bench.clock.sleep(10 * HOUR)
+
+            return made
+
+        queue, began = await bench.queue(), world.now()
+        tasks = await queue.submit_many("work", ["poison", *range(20)])
+        running = await worker()
+        async with bench.crew(running) as crew:
+            while not (view := await queue.get(tasks[0].id)).is_settled:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await crashed.wait()
+                if crashed.is_set():
+                    crashed.clear()
+                    await crew.kill(running)
+                    host.locks[-1].is_free = True
+                    running = await worker()
+                    crew.start(running)
+            views = [await queue.get(task.id) for task in tasks]
+        assert [each.status for each in views] == ["failed"] + ["succeeded"] * 20
+        assert view.error == "LeaseExpired"
+        deaths = [at for what, at in begun if what == "poison"]
+        pauses = [later - earlier for earlier, later in pairwise(deaths)]
+        assert sum(pause > 20 for pause in pauses) == 2, "between those of its attempts that count"
+        assert world.now() - began < 150
+
+    simulate(main, seed=1)
 
 
 def test_tokens_of_one_that_has_ended_count_as_used_by_now_and_no_later() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
+
+import pytest
 
 from penstock.kernel.clock import SystemClock
+from penstock.kernel.errors import InvalidInput
+from penstock.queue.client import Queue
 from penstock.queue.metrics import (
     DATAGRAM_BYTES_MAX,
     StatsdPusher,
@@ -13,6 +18,7 @@ from penstock.queue.metrics import (
     datagrams,
     lines_of,
 )
+from penstock.queue.worker import Worker
 
 
 def test_counters_are_what_was_added_and_gauges_what_is() -> None:
@@ -66,3 +72,24 @@ def test_what_was_counted_last_is_sent_at_the_end() -> None:
         heard.settimeout(30)
         asyncio.run(main(heard.getsockname()[1]))
         assert heard.recv(2000) == b"penstock_queue_tasks_total:1|c|#type:t,outcome:succeeded"
+
+
+def test_a_worker_sends_what_it_has_done_where_it_is_told_to(tmp_path: Path) -> None:
+    async def main(address: str) -> None:
+        async with Queue(f"file://{tmp_path}/store", name="q") as queue:
+            worker = Worker(queue, mode="shared", statsd=address)
+            worker.handler("t")(lambda _task: None)
+            await queue.submit("t")
+            await worker.run(signals=False, max_tasks=1)
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard:
+        heard.bind(("127.0.0.1", 0))
+        heard.settimeout(30)
+        asyncio.run(main(f"127.0.0.1:{heard.getsockname()[1]}"))
+        assert b"penstock_queue_tasks_total:1|c|#type:t,outcome:succeeded" in heard.recv(2000)
+
+
+@pytest.mark.parametrize("wrong", ["8125", "host:", "host:0", ":8125", "host:70000", 8125])
+def test_what_is_no_address_is_refused_at_once(wrong: object) -> None:
+    with pytest.raises(InvalidInput, match="statsd takes HOST:PORT, not"):
+        Worker(Queue("memory://q", name="q"), statsd=wrong)  # type: ignore[arg-type]  # as users may

@@ -93,7 +93,10 @@ def test_percentiles_are_values_that_occurred(percent: float, expected: float) -
         ({"handler_seconds": float("nan")}, "--handler-seconds must be between 0 and"),
         ({"days": 0.0}, "--days must be between"),
         ({"workers": 1, "concurrency": 1}, "1.2 handlers busy, and the fleet has 1."),
-        ({"tasks_per_day": 9_000_000}, "9,000,000 submits a day are more than can be simulated"),
+        ({"tasks_per_day": 30_000_000}, "30,000,000 submits a day are more than can be simulated"),
+        ({"keyed": True, "batch": 10}, "--keyed and --gather-seconds are for tasks"),
+        ({"gather_seconds": 0.1, "keyed": True}, "Tasks with a key are not gathered"),
+        ({"gather_seconds": 60.0}, "gathered for more than 0 and at most 10 s"),
         ({"tasks_per_day": 10, "batch": 100}, "Not one batch of 100 comes"),
     ],
 )
@@ -273,3 +276,20 @@ def test_the_price_of_the_tombstones_of_keys_is_told() -> None:
     assert "deletes by tombstone" in text.splitlines()[0]
     assert "Tombstones, a million keys $10.00, and $43.20 a month from then on" in text
     assert figures.as_dict()["deletes"] == "tombstone"
+
+
+BUSY = replace(SMALL, tasks_per_day=864_000, days=0.01, handler_seconds=0.01)
+
+
+def test_what_is_gathered_costs_as_batches_of_what_comes_in_that_time() -> None:
+    run = run_steady(replace(BUSY, gather_seconds=1.0), Window(60.0, warm_up_seconds=60.0))
+    puts = run.bill.requests(cause="submit", kind=Kind.PUT)
+    # Ten come in a second; the first of a pack begins it.
+    assert run.tasks / 13 < puts < run.tasks / 8
+    assert len(run.start_seconds) == run.tasks
+
+
+def test_a_key_costs_a_pointer() -> None:
+    run = run_steady(replace(SMALL, keyed=True), Window(1200.0, warm_up_seconds=600.0))
+    assert run.bill.requests(cause="submit", kind=Kind.PUT) == 2 * run.tasks
+    assert "each with a key" in figures_text(price(replace(SMALL, days=0.01, keyed=True)))

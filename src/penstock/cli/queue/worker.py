@@ -18,10 +18,9 @@ import click
 from penstock.cli.format import notes
 from penstock.cli.installation import log_format_option, show_log
 from penstock.cli.options import json_option
-from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, PenstockError
 from penstock.queue.client import Queue
-from penstock.queue.metrics import MetricsServer, StatsdPusher
+from penstock.queue.metrics import MetricsServer, statsd_address
 from penstock.queue.settings import DiscoveryMode
 from penstock.queue.worker import CONCURRENCY_MAX, Worker
 
@@ -95,7 +94,7 @@ def worker(
     The first signal lets what runs end, for as long as the worker's stop_seconds, and gives the
     rest back; the second gives back at once. Exit code 0 after either.
     """
-    pushed_to = _address(statsd)
+    pushed_to = None if statsd is None else statsd_address(statsd, option="--statsd")
     found = _found(target)
     if concurrency is not None:
         found.concurrency = concurrency
@@ -103,6 +102,8 @@ def worker(
         found.mode = DiscoveryMode(mode)
     if called is not None:
         found.call(called)
+    if pushed_to is not None:
+        found.statsd = pushed_to
     if store is not None or name is not None:
         found.queue = Queue(store or found.queue.url, name=name or found.queue.name)
     show_log(log_format)
@@ -111,7 +112,7 @@ def worker(
     _tell(found, "started", as_json=as_json)
     try:
         work = found.run(max_tasks=max_tasks, until_empty=until_empty)
-        asyncio.run(_run(found, work, metrics_host, metrics_port, pushed_to))
+        asyncio.run(_run(found, work, metrics_host, metrics_port))
     except BaseExceptionGroup as group:
         _raise_first(group)
     _tell(found, "stopped", as_json=as_json)
@@ -122,29 +123,15 @@ async def _run(
     work: Coroutine[Any, Any, None],
     host: str,
     port: int | None,
-    statsd: tuple[str, int] | None,
 ) -> None:
     async with AsyncExitStack() as stack:
         # Where something before it fails, it is never awaited.
         stack.callback(work.close)
-        if statsd is not None:
-            to, at = statsd
-            pusher = StatsdPusher(found.metrics, host=to, port=at, clock=SystemClock())
-            await stack.enter_async_context(pusher)
         if port is not None:
             door = MetricsServer(found.metrics, host=host, port=port)
             await stack.enter_async_context(door)
             notes([f"metrics are at http://{host}:{door.port}/metrics."])
         await work
-
-
-def _address(text: str | None) -> tuple[str, int] | None:
-    if text is None:
-        return None
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
-        raise InvalidInput(f"--statsd takes HOST:PORT, not {text[:60]!r}.")
-    return host.strip("[]"), int(port)
 
 
 def _found(target: str) -> Worker:

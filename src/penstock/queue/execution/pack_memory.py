@@ -216,7 +216,7 @@ class Waitlist:
 
 AGAIN_MS: Final = 5_000
 _LEFT_MS: Final = 60_000
-_POINTER_MS: Final = 30_000
+POINTER_MS: Final = 30_000
 
 
 class PackTracker:
@@ -260,7 +260,7 @@ class PackTracker:
             due_ms = now_ms + (1 if nonce else AGAIN_MS)
         elif sight.pointer is not None and ledger is not None and not nonce:
             # No list shows that its ledger has changed.
-            due_ms = min(due_ms, now_ms + _POINTER_MS)
+            due_ms = min(due_ms, now_ms + POINTER_MS)
         self._memory.note(
             replace(sight, seen=seen, ledger=version),
             ledger=version,

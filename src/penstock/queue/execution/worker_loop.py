@@ -59,6 +59,7 @@ from penstock.queue.execution.handlers import HandlerRegistry
 from penstock.queue.execution.observer import AttemptObserver
 from penstock.queue.execution.pack_memory import (
     AGAIN_MS,
+    POINTER_MS,
     PackMemory,
     PackTracker,
     PointerTracker,
@@ -68,10 +69,12 @@ from penstock.queue.execution.pack_memory import (
 from penstock.queue.execution.pack_runner import PackRunner, WorkerContext
 from penstock.queue.ids import PackAt
 from penstock.queue.maintenance import MaintenanceLoop, MaintenanceTask, Monitor
+from penstock.queue.pack import Pack
 from penstock.queue.pack_session import PackSession
 from penstock.queue.settings import PollPace, WorkerSettings
 from penstock.queue.shards.allocation import LoadTracker, WorkerLoad
 from penstock.queue.survey import until_done
+from penstock.store.base import Version
 
 PATIENCE_SECONDS: Final = 60.0
 PATIENCE_SECONDS_MAX: Final = 3600.0
@@ -675,7 +678,7 @@ class WorkerLoop:
             context, session, handler, leave=leave, spawn=self._spawn, priority=sight.priority
         )
         self._busy[sight.at] = work
-        if self._stopping.is_set():
+        if self._stopping.is_set() or _is_misled(sight, claimed.pack):
             work.drain()
         self._worked_at = self._clock.monotonic()
         self._pace.reset()
@@ -685,7 +688,18 @@ class WorkerLoop:
             self._look_in(self._discovery.pause_seconds(self._pace.next_seconds()))
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
+        if _is_misled(sight, claimed.pack):
+            self._take_as_submitted(sight, claimed.pack, session.ledger[1])
+            return None, ""
         return session, claimed.pack.nonce
+
+    def _take_as_submitted(self, sight: PackCandidate, pack: Pack, ledger: Version | None) -> None:
+        """Try a pack again under its own limit: that of another submit of its key led here."""
+        assert sight.pointer is not None, "the key of a pack without a key says its limit"
+        due_ms = int(self._access.now().latest * 1000) + POINTER_MS
+        self._memory.note(sight, ledger=ledger, due_ms=due_ms, blind=False)
+        pointer = replace(sight.pointer, priority=pack.priority, limit=pack.limit)
+        self._found.appendleft(replace(sight, pointer=pointer, ledger=ledger))
 
     def _named_context(self) -> WorkerContext:
         """What claims are made with, under the names that this worker has now."""
@@ -718,6 +732,14 @@ class WorkerLoop:
                 while self._busy and not (sooner and sooner.is_set()):
                     self._wake.clear()
                     await self._wake.wait()
+
+
+def _is_misled(sight: PackCandidate, pack: Pack) -> bool:
+    """Whether a pack has another limit than was asked, which its tasks must not start under.
+
+    The pointer to a pack with a key may be that of another submit of the key (LIMIT-7).
+    """
+    return pack.limit != sight.limit
 
 
 def _in_order(sights: Sequence[PackCandidate]) -> deque[PackCandidate]:

@@ -17,10 +17,13 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from penstock.kernel.clock import Clock
+from penstock.kernel.document_format import encode
 from penstock.kernel.errors import StoreError
 from penstock.queue.client import Queue
 from penstock.queue.config import QueueConfig
 from penstock.queue.layout import QueueLayout
+from penstock.queue.limits import LimitState
+from penstock.queue.settings import DispatchSettings, WorkerSelection
 from penstock.store.base import Object, ObjectStore, Version
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -28,7 +31,7 @@ from penstock.store.retrying import RetryingStore
 from penstock.store.tombstoned import TombstonedStore, is_tombstone
 from penstock.testing.simulator.history import EventLog, TaskTracker
 from penstock.testing.simulator.machines import HostLocks, Machine, MachineStore
-from penstock.testing.simulator.plans import KEY_SECONDS, WorldPlan
+from penstock.testing.simulator.plans import KEY_SECONDS, LIMITS, WorldPlan
 from penstock.testing.simulator.referee import Referee
 from penstock.testing.virtual import World
 
@@ -121,6 +124,7 @@ class WorldEnvironment:
         self.referee = Referee(LAYOUT, self.tracker, self.chronicle, world.now)
         self.referee.is_swept = plan.is_swept
         self.referee.is_provably_gone = self._is_provably_gone
+        self.referee.freezes = self._freezes
         self.bucket.witness = self.referee
         self.machines: dict[str, Machine] = {}
         self.hosts: dict[str, str] = {}
@@ -145,6 +149,16 @@ class WorldEnvironment:
         """Whether a machine can know that another one's process has ended."""
         same = self.hosts.get(machine, machine) == self.hosts.get(to, to)
         return same and machine in self.machines and self.machines[machine].is_dead
+
+    def _freezes(self, machine: str) -> int | None:
+        known = self.machines[machine]
+        return None if known.is_halted else known.freezes
+
+    def define_limits(self) -> None:
+        """Write the limits, before anybody comes."""
+        for limit, definition in LIMITS.items() if self.plan.features.limited else ():
+            state = LimitState(definition=definition)
+            self.bucket.write(LAYOUT.limit(limit), encode(state), {})
 
     def machine(self, name: str, *, host: str = "") -> Machine:
         """One more machine, on a host of its own or where another one is or was."""
@@ -178,11 +192,19 @@ class WorldEnvironment:
         config = QueueConfig(
             shards=self.plan.shards, key_seconds=KEY_SECONDS, direct=self.plan.direct
         )
+        # With affinities, inboxes are chosen by them.
+        by = WorkerSelection.HASH if self.plan.features.affine else WorkerSelection.ROUND_ROBIN
+        dispatch = DispatchSettings(worker_selection=by)
         for _ in range(_OPENING_TRIES):
             try:
-                queue = await Queue.on(
-                    store, name=LAYOUT.queue, entropy=machine.entropy, config=config
+                queue = Queue(
+                    "",
+                    name=LAYOUT.queue,
+                    config=config,
+                    dispatch=dispatch,
+                    gather_seconds=self.plan.features.gather_seconds,
                 )
+                await queue.attach(store, machine.entropy)
             except StoreError:
                 await machine.clock.sleep(1)
             else:

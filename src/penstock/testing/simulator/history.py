@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -96,6 +96,25 @@ class SimulatedInput(msgspec.Struct, frozen=True, omit_defaults=True):
     """For how many attempts; afterwards it succeeds."""
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedOptions:
+    """What a submit says besides type, input and time."""
+
+    priority: int = 0
+    limit: str = ""
+    affinity: str = ""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """As arguments of `submit`."""
+        return {"priority": self.priority, "limit": self.limit, "affinity": self.affinity}
+
+    @property
+    def words(self) -> str:
+        """What of it is set, for a story."""
+        return "".join(f", {name} {value}" for name, value in self.asked.items() if value)
+
+
 class SimulatedResult(msgspec.Struct, frozen=True):
     """What every simulated handler returns: which attempt it was, and on which machine."""
 
@@ -112,6 +131,10 @@ class TrackedTask:
     by: str
     asked_at: float
     key: str | None = None
+    type: str = ""
+    options: SimulatedOptions = SimulatedOptions()
+    is_withdrawn: bool = False
+    """Whether its submit was cancelled before anything of it can have been sent."""
     place: str = ""
     """The key of its pack in the bucket, as soon as it is known."""
     answered_at: float | None = None
@@ -124,6 +147,8 @@ class TrackedTask:
     claims: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Attempt → the machine and the claim that have it."""
     started: dict[int, str] = field(default_factory=dict)
+    started_at: float | None = None
+    """When its first attempt did."""
     in_company: set[int] = field(default_factory=set)
     """The attempts beside which their machine held other tasks of the pack."""
     beside: set[int] = field(default_factory=set)

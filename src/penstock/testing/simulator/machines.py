@@ -40,7 +40,7 @@ _WRITES: Final = ("create", "swap", "replace", "touch", "delete")
 def what_is(key: str) -> str:
     """What a key of a queue is of, in a word."""
     folder = key.split("/", 3)[2] if key.count("/") > 2 else key
-    if folder in ("tasks", "keyed", "ready"):
+    if folder in ("tasks", "keyed", "ready", "unhurried"):
         return "ledger" if key.endswith(".ledger") else "pointer" if "@" in key else "pack"
     return folder
 
@@ -150,6 +150,8 @@ class Machine:
         self.entropy = entropy
         self.is_dead = False
         self.is_halted = False
+        self.freezes = 0
+        """How often it was frozen."""
         self.problem: BaseException | None = None
         """What its process fell over, if it did."""
         self._tell = tell
@@ -196,6 +198,7 @@ class Machine:
             self._tell(self.name, "freezes")
             self._thaw = asyncio.Event()
             self.is_halted = True
+            self.freezes += 1
 
     def thaw(self) -> None:
         """Go on."""

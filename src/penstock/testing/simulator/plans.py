@@ -7,7 +7,11 @@
 | keys | few keys, used again and again, around the ends of their lifetimes |
 | pointers | keyed tasks, producers that crash between two writes, and nobody who sweeps |
 | echoes | requests that arrive again after a quarter of an hour, when everything is archived |
-| operator | leases, registrations and pointers deleted, damaged and doubled by hand |
+| operator | leases, registrations, pointers and doorbell deleted, damaged and doubled by hand |
+
+In every second world submits also have priorities, limits and affinities, or are gathered; in
+every fifth the doorbell is damaged, whatever the profile; in some of each profile a task ends
+its worker.
 
 The handlers of a simulated worker. Each task's input says how its handler behaves.
 
@@ -35,11 +39,17 @@ import msgspec
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.execution.retry import Retry
+from penstock.queue.limits import limit_definition
 from penstock.queue.pack import RESEND_SECONDS
 from penstock.queue.settings import DiscoveryMode, HeartbeatMode, Polling, WorkerSettings
 from penstock.queue.worker import Worker
 from penstock.store.faulty import FaultPlan
-from penstock.testing.simulator.history import ATTEMPTS_MAX, SimulatedInput, SimulatedResult
+from penstock.testing.simulator.history import (
+    ATTEMPTS_MAX,
+    SimulatedInput,
+    SimulatedOptions,
+    SimulatedResult,
+)
 from penstock.testing.simulator.machines import FaultTrigger, Machine, MachineFault
 from penstock.testing.simulator.referee import Referee
 
@@ -201,6 +211,50 @@ def profile_of(seed: int) -> WorldProfile:
     return _ORDER[seed % len(_ORDER)]
 
 
+PRIORITIES: Final = (-9, -1, 1, 5, 9)
+AFFINITIES: Final = ("x", "y")
+LIMITS: Final = {
+    "one": limit_definition(concurrency=1),
+    "few": limit_definition(concurrency=3),
+    "slow": limit_definition(rate=1, per_seconds=3, burst=2),
+}
+"""What is limited, in a world with limits."""
+UNLIMITED: Final = "none"
+"""The key of a limit that is never defined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitFeatures:
+    """How likely a submit says more than its type, its input and its time."""
+
+    prioritized: float = 0.0
+    limited: float = 0.0
+    affine: float = 0.0
+    gather_seconds: float | None = None
+    """For how long producers gather what they submit at the same moment, if they do."""
+
+    def options(self, entropy: Entropy) -> SimulatedOptions:
+        """What the next submit says. Nothing is drawn for what is off."""
+
+        def is_drawn(chance: float) -> bool:
+            return chance > 0 and entropy.random() < chance
+
+        return SimulatedOptions(
+            priority=entropy.choice(PRIORITIES) if is_drawn(self.prioritized) else 0,
+            limit=entropy.choice((*LIMITS, UNLIMITED)) if is_drawn(self.limited) else "",
+            affinity=entropy.choice(AFFINITIES) if is_drawn(self.affine) else "",
+        )
+
+
+class DamagedHints(StrEnum):
+    """What the operator of a world deletes and damages by hand."""
+
+    NONE = "none"
+    DOORBELL = "doorbell"
+    ALL = "all"
+    """Pointers, leases of shards, registrations, inboxes, the term of the monitor, doorbell."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorldPlan:
     """The measures of one world. Times in seconds."""
@@ -224,12 +278,17 @@ class WorldPlan:
     freeze_seconds_max: float
     shards: int
     sweep_seconds: float
-    with_operator: bool
     with_monitor: bool
     direct: tuple[str, ...] = ()
     """The types that are announced to workers."""
     poison: int = 0
     """How many tasks end whatever worker runs them, in a pack of their own with others."""
+    poison_company: int = 0
+    """Of how many tasks their packs are at the most, where these are large; 0 where not."""
+    features: SubmitFeatures = SubmitFeatures()
+    damaged: DamagedHints = DamagedHints.NONE
+    is_probed: bool = False
+    """Whether, when all has ended, one worker shows how prompt it is."""
     racy_delete_seconds_max: float = 0.0
     """By how much conditional deletes come too late, where they are by tombstone therefore."""
 
@@ -325,10 +384,13 @@ def draw(seed: int, fleet: WorkerModes) -> WorldPlan:
         freeze_seconds_max=0.0 if echoes else entropy.choice(freezes),
         shards=entropy.choice((1, 2, 4)),
         sweep_seconds=_OFF_SECONDS if pointers else entropy.uniform(30, 90),
-        with_operator=operator,
         with_monitor=not pointers and entropy.random() < (0.7 if late else 0.15),
         direct=_direct(seed, fleet),
         poison=_poison(seed, profile),
+        poison_company=_poison_company(seed),
+        features=_features(seed),
+        damaged=DamagedHints.ALL if operator else _damaged(seed),
+        is_probed=_is_probed(seed, profile),
         racy_delete_seconds_max=_racy_delete_seconds_max(seed, profile),
     )
 
@@ -346,10 +408,43 @@ def _direct(seed: int, fleet: WorkerModes) -> tuple[str, ...]:
 
 
 def _poison(seed: int, profile: WorldProfile) -> int:
-    """In every third of the short worlds one, rarely two. Drawn apart from everything else."""
+    """In every third of the short worlds one, rarely two; in every sixth of the long ones.
+
+    Drawn apart from everything else.
+    """
     entropy = seeded_entropy(f"poison of world {seed}")
     is_short = profile in (WorldProfile.STORM, WorldProfile.POINTERS, WorldProfile.OPERATOR)
-    return entropy.choice((0, 0, 0, 0, 1, 1, 2)) if is_short else 0
+    return entropy.choice((0, 0, 0, 0, 1, 1, 2) if is_short else (0, 0, 0, 0, 0, 1))
+
+
+def _poison_company(seed: int) -> int:
+    """Large packs in every third world that has poison. Drawn apart from everything else."""
+    return seeded_entropy(f"company of world {seed}").choice((0, 0, 16, 40))
+
+
+def _features(seed: int) -> SubmitFeatures:
+    """In every second world nothing. Drawn apart from everything else."""
+    entropy = seeded_entropy(f"features of world {seed}")
+    if entropy.random() < 0.5:
+        return SubmitFeatures()
+    return SubmitFeatures(
+        prioritized=entropy.choice((0.0, 0.6)),
+        limited=entropy.choice((0.0, 0.6)),
+        affine=entropy.choice((0.0, 0.6)),
+        gather_seconds=entropy.choice((None, 0.1, 1.0, 4.0)),
+    )
+
+
+def _damaged(seed: int) -> DamagedHints:
+    """The doorbell alone in every fifth world. Drawn apart from everything else."""
+    entropy = seeded_entropy(f"damage of world {seed}")
+    return DamagedHints.DOORBELL if entropy.random() < 0.2 else DamagedHints.NONE
+
+
+def _is_probed(seed: int, profile: WorldProfile) -> bool:
+    """Every sixth of the short worlds. Drawn apart from everything else."""
+    is_storm = profile in (WorldProfile.STORM, WorldProfile.OPERATOR)
+    return is_storm and seeded_entropy(f"probe of world {seed}").random() < 0.17
 
 
 def _racy_delete_seconds_max(seed: int, profile: WorldProfile) -> float:

@@ -28,8 +28,10 @@ delete by hand the network may deliver the create and the swap of an earlier tak
 byte for byte, and so bring that take back. It gives nobody anything, since its worker is gone,
 and the next take is beyond it.
 
-Index entries (pointers) are hints and are not judged: what they cost shows in tasks that do not
-end.
+`OptionsReferee`, in a module of its own, judges priorities, limits and affinities.
+
+Index entries (pointers) and the doorbell are hints and are not judged: what they cost shows in
+tasks that do not end.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ from penstock.testing.simulator.history import (
     TrackedTask,
 )
 from penstock.testing.simulator.machines import HELD_BACK_SECONDS
+from penstock.testing.simulator.options_referee import OptionsReferee
 
 _READY: Final = QueueTaskState()
 
@@ -143,7 +146,7 @@ class LedgerReferee:
             old = as_of(old, self._read.get((who, key), dated))
         same = old if old is not None and old.pack_version == new.pack_version else None
         states = same.tasks if same else (_READY,) * len(new.tasks)
-        self._judge_ability(who, key, tasks, new)
+        self._judge_ability(who, tasks, new)
         for place, (was, is_) in enumerate(zip(states, new.tasks, strict=True)):
             if was != is_:
                 self._state(who, tasks[place], (same, was), (new, is_))
@@ -174,9 +177,8 @@ class LedgerReferee:
             if is_later and self._holders.get(claim, who) != who:
                 self._accuse_all("A lease was prolonged by another than its holder.", tasks)
 
-    def _judge_ability(self, who: str, key: str, tasks: Sequence[TrackedTask], new: Ledger) -> None:
-        kind = key.rpartition("~")[2].removesuffix(LEDGER)
-        if who in self.abilities and kind not in self.abilities[who]:
+    def _judge_ability(self, who: str, tasks: Sequence[TrackedTask], new: Ledger) -> None:
+        if who in self.abilities and tasks[0].type not in self.abilities[who]:
             claims = new.leases.keys() - self._holders.keys()
             if any(task.claim in claims for task in new.tasks):
                 self._accuse_all("A worker claimed a task that it has no handler for.", tasks)
@@ -460,6 +462,13 @@ class Referee:
         self._dated: dict[str, float] = {}
         self._versions: dict[str, Version] = {}
         self._ownership = OwnershipReferee(layout, chronicle, now, is_gone)
+        self.freezes: Callable[[str], int | None] = lambda _machine: 0
+        """How often a machine was frozen; None of one that is dead, or frozen now."""
+
+        def freezes(machine: str) -> int | None:
+            return self.freezes(machine)
+
+        self._options = OptionsReferee(layout, chronicle, now, freezes)
         self.packs: set[str] = set()
         """The keys of the packs that are in the bucket."""
         self.is_swept = True
@@ -481,7 +490,7 @@ class Referee:
         """One change of the bucket."""
         path = key.removeprefix(self._root)
         folder = path.partition("/")[0]
-        if folder in ("tasks", "keyed", "ready"):
+        if folder in ("tasks", "keyed", "ready", "unhurried"):
             if "@" in path:
                 self._pointer(who, path, after)
             elif path.endswith(LEDGER):
@@ -490,6 +499,8 @@ class Referee:
                 self._pack(who, key, before, after, version or Version(""))
         elif folder in ("archive", "dead") and after is not None:
             self._ledgers.saw_archived(who, key, after)
+        elif folder == "limits" and after is not None:
+            self._options.written(who, key, after)
         elif folder in ("workers", "shard-leases"):
             self._ownership.saw(who, key, before=before, after=after)
 
@@ -524,6 +535,7 @@ class Referee:
                 task.written_at = self._now()
         late = " (void: it comes after W)" if is_void(pack.submitted_ms, modified) else ""
         self._chronicle.note(who, f"the pack arrives{late}", *subjects)
+        self._options.pack_came(key, pack, tasks)
 
     def _pack_removed(self, who: str, key: str, before: bytes, version: Version) -> None:
         tasks = self._tracker.pack(version)
@@ -574,7 +586,9 @@ class Referee:
             key = others if "key" in sentence else []
             self._chronicle.accuse(sentence, task.subject, *key)
         task.started[attempt] = who
+        task.started_at = self._now() if task.started_at is None else task.started_at
         self._ledgers.starts(who, task, attempt)
+        self._options.starts(who, task)
 
     def _start_problem(self, who: str, task: TrackedTask, attempt: int) -> str:
         number = task.number
@@ -600,6 +614,7 @@ class Referee:
         """A handler has ended."""
         self._chronicle.note(who, f"its handler {how}", ("task", number))
         self._ledgers.ends(who, self._tracker.tasks[number])
+        self._options.ends(who, self._tracker.tasks[number])
 
     def was_refused(self, who: str, id: str, attempt: int) -> None:
         """A machine believes that the ending of its attempt did not count."""

@@ -1,16 +1,18 @@
 """Runs one world, from its seed to the report of its violations.
 
-Who acts on a simulated queue: workers, producers, cancellers, readers, a monitor, an operator.
+Who acts on a simulated queue: workers, a monitor, an operator, and its users
+(`penstock.testing.simulator.clients`).
 
 Workers join, leave, crash, freeze and come back in another mode. They start as many as the plan
 says; then, until the peace, one thing after the other happens to one of them. At the peace a
 worker joins that has all handlers, so that whatever is left can end. A worker whose process was
 ended by a task is followed by another, then as well.
 
-A producer submits tasks, one at a time or many, with and without keys and delays, again and
-again under the same key. It reports to the referee: an answer is a promise, an error is none.
 The operator deletes, damages and duplicates what the queue calls its index: pointers, leases of
-shards, registrations. Never packs and ledgers, which are outside every promise.
+shards, registrations, the doorbell. Never packs and ledgers, which are outside every promise.
+
+In some worlds the last worker is alone when all has ended, and `PromptnessProbe` shows how soon
+it starts what it is given.
 """
 
 from __future__ import annotations
@@ -19,38 +21,38 @@ import asyncio
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.kernel.entropy import Entropy, new_id
-from penstock.kernel.errors import PenstockError, TaskNotFound, WorkerIdConflict
+from penstock.kernel.errors import WorkerIdConflict
 from penstock.queue.client import Queue
-from penstock.queue.ids import NONCE_CHARACTERS, keyed_pack
+from penstock.queue.ids import NONCE_CHARACTERS
 from penstock.queue.maintenance import run_monitor
 from penstock.queue.settings import DiscoveryMode
-from penstock.queue.submitter import NotAllSubmitted
-from penstock.queue.task_views import TaskView
 from penstock.queue.worker import Worker
+from penstock.testing.simulator.clients import Canceller, Producer, ReadingClient
 from penstock.testing.simulator.environment import LAYOUT, WorldEnvironment
-from penstock.testing.simulator.history import SimulatedInput, TrackedTask, Violation
+from penstock.testing.simulator.history import Violation
 from penstock.testing.simulator.machines import MACHINE, FaultTrigger, Machine, MachineFault
 from penstock.testing.simulator.plans import (
-    KEY_SECONDS,
     TYPES,
+    DamagedHints,
     SimulatedHandlers,
     WorkerModes,
     WorldPlan,
     WorldProfile,
     draw,
-    draw_input,
-    draw_poison_input,
 )
+from penstock.testing.simulator.probe import ALONE_SECONDS, PromptnessProbe
 from penstock.testing.simulator.referee import OPERATOR, Referee
 from penstock.testing.virtual import SimulationError, World, simulate
 
 _CONCURRENCY: Final = (1, 1, 2, 4)
+_CONCURRENCY_OF_LARGE: Final = (2, 8, 16)
+"""Where a pack of many has a task that ends its worker: claims are of many then, too."""
 _SPOTS: Final = (
     "",
     "ledger create",
@@ -90,6 +92,9 @@ class SimulatedWorkers:
         self._hosts = site.world.entropy("hosts")
         self._mode: DiscoveryMode | None = None
         self._workers: dict[str, Worker] = {}
+        self._modes: dict[str, DiscoveryMode] = {}
+        self.last: tuple[Machine, int] | None = None
+        """The machine that has joined last, and how many tasks it runs at a time."""
 
     async def run(self) -> None:
         """Let things happen until the peace."""
@@ -108,17 +113,20 @@ class SimulatedWorkers:
         self, *, types: tuple[str, ...] | None = None, is_sound: bool = False, host: str = ""
     ) -> None:
         """One more worker, on a host of its own or where another one was, or still is."""
-        site, entropy = self._site, self._entropy
+        site, plan, entropy = self._site, self._site.plan, self._entropy
         if not host and self._workers and self._hosts.random() < 0.3:
             host = site.hosts[self._hosts.choice([*self._workers])]
         machine = site.machine(f"w{len(self._workers)}", host=host)
-        mode = self._mode or site.plan.mode(entropy)
-        settings = site.plan.settings(entropy)
-        concurrency = entropy.choice(_CONCURRENCY)
+        mode = self._mode or plan.mode(entropy)
+        settings = plan.settings(entropy)
+        is_large = plan.poison and plan.poison_company
+        concurrency = entropy.choice(_CONCURRENCY_OF_LARGE if is_large else _CONCURRENCY)
+        self.last = machine, concurrency
         timeout_seconds = entropy.uniform(3, 10)
         if types is None:
             types = TYPES if entropy.random() < 0.7 else (entropy.choice(TYPES),)
         name = self._name(machine, mode)
+        self._modes[machine.name] = mode
         self._workers[machine.name] = None  # type: ignore[assignment]  # until it has opened
 
         async def work(queue: Queue) -> None:
@@ -224,6 +232,16 @@ class SimulatedWorkers:
         for _ in living:
             self.join()
 
+    def mode_of(self, machine: Machine) -> DiscoveryMode:
+        return self._modes[machine.name]
+
+    async def leave_one(self) -> None:
+        """All but one leave, which can do everything; returns when it has what they had."""
+        for machine in self._living():
+            self.leave(machine)
+        self.join(types=TYPES)
+        await self._site.clock.sleep(ALONE_SECONDS)
+
     def make_peace(self) -> None:
         """One more joins that can do everything; most of the others leave."""
         for machine in self._living():
@@ -232,208 +250,7 @@ class SimulatedWorkers:
         self.join(types=TYPES)
 
 
-Drawn = Sequence[tuple[TrackedTask, dict[str, object]]]
-"""Tasks, and what is submitted of each."""
-
-_BATCH_MAX: Final = 7
-_READS: Final = 2
 _MONITOR_SECONDS: Final = (30.0, 80.0)
-_READER_SPOTS: Final = (
-    "pack create",
-    "pack create",
-    "pointer create",
-    "pointer delete",
-    "pack delete",
-)
-
-
-class Producer:
-    """Submits the tasks of a world."""
-
-    def __init__(
-        self, site: WorldEnvironment, machine: Machine, *, submits: int, poison: int = 0
-    ) -> None:
-        """The first `poison` of its submits have a task that ends its worker."""
-        self._site = site
-        self._machine = machine
-        self._submits = submits
-        self._poison = poison
-        self._entropy = site.world.entropy(f"producer {machine.name}")
-        self._poisons = site.world.entropy(f"poisons of {machine.name}")
-        self.ids: list[str] = []
-        self.submitted: list[tuple[str, TrackedTask]] = []
-
-    async def run(self, queue: Queue) -> None:
-        plan = self._site.plan
-        for number in range(self._submits):
-            await self._machine.clock.sleep(self._pause_seconds(number))
-            if self._site.is_peace:
-                return
-            chance = 0.3 if plan.profile is WorldProfile.POINTERS else 0.15
-            spots = (*_READER_SPOTS, "inbox replace") if plan.direct else _READER_SPOTS
-            self._machine.triggers = plan.triggers(self._entropy, spots, chance=chance)
-            try:
-                if number < self._poison:
-                    await self._submit_poison(queue)
-                elif self._entropy.random() < plan.keyed:
-                    await self._submit_keyed(queue)
-                elif self._entropy.random() < plan.batch:
-                    await self._submit_many(queue)
-                else:
-                    await self._submit(queue)
-            except PenstockError as error:
-                self._site.chronicle.note(self._machine.name, f"is told: {error}")
-
-    def _pause_seconds(self, number: int) -> float:
-        plan = self._site.plan
-        match plan.profile:
-            case WorldProfile.ECHOES if number == self._submits // 2:
-                # Until the records of the keys have left.
-                return self._entropy.uniform(0.7, 0.95) * plan.storm_seconds
-            case WorldProfile.KEYS if self._entropy.random() < 0.5:
-                # Around the end of the lifetime of what was submitted before.
-                return self._entropy.uniform(KEY_SECONDS - 10, KEY_SECONDS + 30)
-            case WorldProfile.KEYS | WorldProfile.LATE | WorldProfile.ECHOES:
-                return self._entropy.uniform(0, 50)
-        return self._entropy.uniform(0, 1.5 * plan.storm_seconds / self._submits)
-
-    def _delay(self) -> float:
-        if self._entropy.random() >= self._site.plan.delayed:
-            return 0.0
-        if self._site.plan.profile is WorldProfile.KEYS:
-            return self._entropy.uniform(20, 120)
-        return self._entropy.choice((2.0, 10.0, 40.0))
-
-    def _task(
-        self,
-        *,
-        type: str,
-        key: str | None = None,
-        draw: Callable[[Entropy, int], SimulatedInput] = draw_input,
-    ) -> tuple[TrackedTask, dict[str, object]]:
-        site = self._site
-        deed = draw(self._entropy, site.next_number())
-        task = TrackedTask(deed.n, self._machine.name, site.world.now(), key=key)
-        if key is not None:
-            task.place = LAYOUT.pack(keyed_pack(type=type, key=key))
-        site.tracker.add(task)
-        words = f"submits task {deed.n} of type {type}, which is to {deed.do}"
-        site.chronicle.note(task.by, words + (f", key {key}" if key else ""), task.subject)
-        return task, {"n": deed.n, "do": deed.do, "seconds": deed.seconds, "times": deed.times}
-
-    async def _submit(self, queue: Queue) -> None:
-        kind = self._entropy.choice(TYPES)
-        task, value = self._task(type=kind)
-        found = await queue.submit(kind, value, delay=self._delay())
-        self._answered(task, found.id)
-
-    async def _submit_keyed(self, queue: Queue) -> None:
-        key = f"key {self._entropy.randrange(self._site.plan.keys)}"
-        # The same key of another type is another key.
-        kind = TYPES[0]
-        task, value = self._task(type=kind, key=key)
-        found = await queue.submit(kind, value, key=key, delay=self._delay())
-        self._answered(task, found.id)
-
-    async def _submit_many(self, queue: Queue) -> None:
-        kind = self._entropy.choice(TYPES)
-        drawn = [self._task(type=kind) for _ in range(self._entropy.randrange(2, _BATCH_MAX + 1))]
-        await self._send_many(queue, kind, drawn)
-
-    async def _submit_poison(self, queue: Queue) -> None:
-        """A task that ends its workers, and others that must not suffer for it."""
-        kind = self._entropy.choice(TYPES)
-        count = self._entropy.randrange(1, _BATCH_MAX + 1)
-        place = self._entropy.randrange(count)
-        draws = [draw_poison_input if each == place else draw_input for each in range(count)]
-        tasks = [self._task(type=kind, draw=draw) for draw in draws]
-        if self._poisons.random() < 0.5:
-            await self._send_many(queue, kind, tasks)
-            return
-        # Each in a pack of its own, so that no ledger tells of the others.
-        for task in tasks:
-            await self._send_many(queue, kind, [task])
-
-    async def _send_many(self, queue: Queue, kind: str, drawn: Drawn) -> None:
-        try:
-            found = await queue.submit_many(
-                kind, [value for _, value in drawn], delay=self._delay()
-            )
-        except NotAllSubmitted as error:
-            for (task, _), answer in zip(drawn, error.tasks, strict=True):
-                if isinstance(answer, str):
-                    self._answered(task, answer)
-            return
-        for (task, _), each in zip(drawn, found, strict=True):
-            self._answered(task, each.id)
-
-    def _answered(self, task: TrackedTask, id: str) -> None:
-        self.ids.append(id)
-        self.submitted.append((id, task))
-        self._site.referee.answered(task)
-
-
-class Canceller:
-    """Cancels tasks that it has heard of."""
-
-    def __init__(self, site: WorldEnvironment, machine: Machine, producers: list[Producer]) -> None:
-        self._site = site
-        self._machine = machine
-        self._producers = producers
-
-    async def run(self, queue: Queue) -> None:
-        entropy, plan = self._machine.entropy, self._site.plan
-        for _ in range(plan.cancels):
-            await self._machine.clock.sleep(entropy.uniform(0, plan.storm_seconds))
-            known = [each for producer in self._producers for each in producer.ids]
-            if known:
-                chosen = entropy.choice(known)
-                self._site.referee.asked_to_cancel(chosen)
-                try:
-                    await queue.cancel(chosen)
-                except PenstockError:
-                    continue  # It may be too late for it, or the store away.
-
-
-class ReadingClient:
-    """Asks for tasks while things happen to them, and once more when all has ended."""
-
-    def __init__(self, site: WorldEnvironment, machine: Machine, producers: list[Producer]) -> None:
-        self._site = site
-        self._machine = machine
-        self._producers = producers
-
-    async def run(self, queue: Queue) -> None:
-        entropy, plan = self._machine.entropy, self._site.plan
-        for _ in range(_READS):
-            await self._machine.clock.sleep(entropy.uniform(0, plan.storm_seconds))
-            await self._read(queue)
-
-    async def read_all(self, queue: Queue) -> None:
-        """One task of each producer."""
-        for producer in self._producers:
-            await self._read(queue, producer)
-
-    async def _read(self, queue: Queue, producer: Producer | None = None) -> None:
-        # A key's id is the same for all its tasks: what is shown of it cannot be judged.
-        known = [
-            (id_, task)
-            for each in ([producer] if producer else self._producers)
-            for id_, task in each.submitted
-            if task.key is None
-        ]
-        if not known:
-            return
-        id_, task = self._machine.entropy.choice(known)
-        was_settled = task.settled_at is not None
-        view: TaskView | None = None
-        try:
-            view = await queue.get(id_)
-        except TaskNotFound:
-            view = None
-        except PenstockError:
-            return  # The store is away.
-        self._site.referee.was_shown(task, view, was_settled=was_settled)
 
 
 class StandaloneMonitor:
@@ -469,7 +286,9 @@ class Operator:
     def _act(self) -> None:
         bucket, entropy = self._site.bucket, self._entropy
         folders = [LAYOUT.shard_leases, LAYOUT.workers, LAYOUT.ready, LAYOUT.monitor]
-        folder = entropy.choice([*folders, LAYOUT.inboxes] if self._site.plan.direct else folders)
+        folders += [LAYOUT.doorbell] + ([LAYOUT.inboxes] if self._site.plan.direct else [])
+        is_all = self._site.plan.damaged is DamagedHints.ALL
+        folder = entropy.choice(folders) if is_all else LAYOUT.doorbell
         keys = [key for key in bucket.objects if key.startswith(folder)]
         if folder == LAYOUT.ready:
             keys = [key for key in keys if LAYOUT.read_pointer(key)]
@@ -549,6 +368,7 @@ async def _live(world: World, plan: WorldPlan, seed: int) -> WorldReport:
 
 async def _pass(site: WorldEnvironment) -> None:
     plan, group = site.plan, site.group
+    site.define_limits()
     workers = SimulatedWorkers(site)
     producers = [
         Producer(
@@ -570,7 +390,7 @@ async def _pass(site: WorldEnvironment) -> None:
     if plan.with_monitor:
         monitor = site.machine("monitor")
         site.run(monitor, StandaloneMonitor(site, monitor).run)
-    if plan.with_operator:
+    if plan.damaged is not DamagedHints.NONE:
         background.append(group.create_task(Operator(site).run()))
     try:
         await _until(site, plan.storm_seconds, settled=False)
@@ -583,11 +403,27 @@ async def _pass(site: WorldEnvironment) -> None:
             site.run(reader, ReadingClient(site, reader, producers).read_all)
             await _until(site, _LOOK_SECONDS, settled=False)
             await _until(site, SETTLED_SECONDS, settled=True)
+            if plan.is_probed and not site.chronicle.violations:
+                await _probe(site, workers)
         if not site.chronicle.violations:
             site.referee.check_the_end()
     finally:
         for task in background:
             task.cancel()
+
+
+async def _probe(site: WorldEnvironment, workers: SimulatedWorkers) -> None:
+    """Have one worker that has all to itself show how prompt it is."""
+    await workers.leave_one()
+    machine, concurrency = workers.last or (None, 0)
+    if machine is not None and not machine.has_ended:
+        producer = site.machine("probe")
+        mode = workers.mode_of(machine)
+        site.run(producer, PromptnessProbe(site, producer, mode, concurrency=concurrency).run)
+        while not producer.has_ended and not site.chronicle.violations:
+            await site.clock.sleep(_LOOK_SECONDS)
+            _judge_machines(site)
+    await _until(site, SETTLED_SECONDS, settled=True)
 
 
 async def _until(site: WorldEnvironment, seconds: float, *, settled: bool) -> bool:

@@ -14,6 +14,7 @@ from penstock.kernel.document_format import decode
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.client import Queue, Task
 from penstock.queue.execution.handlers import TaskContext
+from penstock.queue.ids import NONCE_CHARACTERS, task_at
 from penstock.queue.layout import QueueLayout
 from penstock.queue.limits import LEASE_SECONDS, LimitState
 from penstock.queue.settings import DiscoveryMode, Polling, WorkerSettings
@@ -510,5 +511,38 @@ def test_limits_are_listed_and_removed() -> None:
             await queue.limits.set("a/b", concurrency=1)
         with pytest.raises(InvalidInput, match="zero"):
             await queue.limits.set("a", concurrency=0)
+
+    _run(check)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["beside its own pointer", "alone"])
+@pytest.mark.parametrize("other", ["", "free"])
+@pytest.mark.parametrize("mode", [DiscoveryMode.SHARED, DiscoveryMode.LEASED])
+def test_the_limit_of_a_key_is_that_of_the_submit_that_counts(
+    mode: DiscoveryMode, other: str, is_lost: bool
+) -> None:
+    """Another submit of the key, with another limit, has died between its pointer and its pack."""
+
+    async def check(scene: Scene) -> None:
+        queue = await scene.queue()
+        await queue.limits.set("api", concurrency=1)
+        tasks = [
+            await queue.submit("t", ["api", 60], limit="api", key=f"k{number}")
+            for number in range(2)
+        ]
+        for task in tasks:
+            at, _ = task_at(task.id)
+            (own,) = (key for key in scene.bucket.objects if "@" in key and at.pack in key)
+            body = scene.bucket.objects[own].body
+            if is_lost:
+                scene.bucket.remove(own)
+            now_ms, nonce = int(scene.world.now() * 1000), "0" * NONCE_CHARACTERS
+            pointer = LAYOUT.pointer(at, due_ms=now_ms, nonce=nonce, priority=3, limit=other)
+            scene.bucket.write(pointer, body, {})
+        await scene.worker("w", mode=mode)
+        await settled(tasks, seconds=600)
+        assert scene.most["api"] == 1
+        attempts = [(await task.view()).attempt for task in tasks]
+        assert max(attempts) <= 10, "a wrong pointer is tried every half a minute at the most"
 
     _run(check)
