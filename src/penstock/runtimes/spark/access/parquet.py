@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
 from penstock.datasets.bounds import COLUMNS_MAX, Bound, bound_values
 from penstock.datasets.layout import part
@@ -38,7 +39,12 @@ from penstock.datasets.parquet_footer import columns_in, identify_file, settle_f
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access.base import PartitionedFiles, WriteTarget, opened_writer
+from penstock.runtimes.spark.access.base import (
+    PartitionedFiles,
+    WriteTarget,
+    opened_writer,
+    storable,
+)
 
 
 def _columns(path: Path) -> Sequence[Column]:
@@ -117,13 +123,25 @@ def reported(rows: Sequence[Any]) -> PartitionedFiles:
     return {key: tuple(files) for key, files in found.items()}
 
 
+def renamed(frame: DataFrame) -> DataFrame:
+    """A frame that `mapInArrow` takes: it reads a dot or a backtick in a name as its own syntax.
+
+    What is mapped gets these names, and has to know the others.
+    """
+    return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+
+
 class PartitionedTaskWriter:
     """What a Spark task does to write rows that are sorted by key. Travels to executors."""
 
-    def __init__(self, transfer: Transfer, target: WriteTarget, column: str) -> None:
+    def __init__(
+        self, transfer: Transfer, target: WriteTarget, column: str, names: Sequence[str]
+    ) -> None:
+        """`names` are those of all columns of what is mapped, `renamed`."""
         self._transfer = transfer
         self._target = target
         self._column = column
+        self._names = list(names)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -131,7 +149,8 @@ class PartitionedTaskWriter:
         stem = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
         number, held, writer, path = 0, "", None, Path()
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            for key, rows in _runs(batches, self._column):
+            named = (each.rename_columns(self._names) for each in batches)
+            for key, rows in _runs(named, self._column):
                 is_full = writer is not None and path.stat().st_size >= self._target.file_bytes
                 if writer is not None and (key != held or is_full):
                     yield self._sent(path, writer, held)
@@ -140,7 +159,7 @@ class PartitionedTaskWriter:
                     path = Path(folder, f"{stem}-{number:05}.parquet")
                     writer, held = opened_writer(path, rows.schema), key
                     number += 1
-                writer.write_batch(rows)
+                writer.write_batch(storable(rows))
             if writer is not None:
                 yield self._sent(path, writer, held)
 
