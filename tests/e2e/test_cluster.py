@@ -7,6 +7,7 @@ neither the user's modules nor keys of the bucket.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 import sys
@@ -16,10 +17,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import botocore.exceptions
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from penstock.cli.demo import pipeline_folder
 from penstock.cli.demo.run import DAG, checksums, days_of, differences, read_datasets, stages_of
+from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.client import Client
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import WorkFailed
@@ -30,8 +35,10 @@ from penstock.store.s3.local import LocalS3
 from penstock.testing.runtime_contract import RecordingReporter
 from tests.conftest import Background
 from tests.e2e.fleet import CLOCK, until
+from tests.e2e.short_sessions import short_sessions
 from tests.e2e.spark_cluster import SparkCluster
 from tests.e2e.test_up import Up, _below, _up
+from tests.integration.minting_place import seaweedfs_place
 from tests.integration.spark.bench import Bench, part
 from tests.integration.spark.trial import is_running
 
@@ -86,6 +93,38 @@ from pyspark.sql.functions import udf
 def where(inputs, context):
     return inputs["raw"].select("id", udf(lambda: os.environ.get("PACKED"))().alias("packed"))
 """
+
+HELD = """
+from pathlib import Path
+from threading import Event
+
+from pyspark import TaskContext
+
+
+def hold(inputs, context):
+    folder, batches = Path(context.parameters["folder"]), context.parameters["batches"]
+
+    def held(every):
+        for number, batch in enumerate(every):
+            yield batch
+            if number == batches:
+                (folder / f"held-{TaskContext.get().taskAttemptId()}").touch()
+                while not (folder / "go").exists():
+                    Event().wait(0.05)
+
+    return inputs["raw"].mapInArrow(held, inputs["raw"].schema)
+"""
+"""A task that stands still when it has read and written a part of its rows, until it may go on."""
+ROWS_OF_A_PART, PARTS = 100_000, 4
+HELD_AT = 29
+"""Batches of 10,000 rows: 19 MB are written by then, parts of them sent, and 6 not yet read."""
+IN_SMALL_GROUPS = {
+    "spark.hadoop.parquet.block.size": str(2**20),
+    # All parts in one task.
+    "spark.sql.files.minPartitionNum": "1",
+}
+"""So that what is written is sent while more is written."""
+SESSION_SECONDS = 8
 
 Sums = Mapping[tuple[str, str], tuple[str, ...]]
 
@@ -256,6 +295,86 @@ def test_an_s3_server_executors_and_a_driver_that_die_cost_time_and_no_byte(
                 assert bench.transfer.sum(f"{stormy.location}/{each.name}").sha256 == each.sha256
 
     asyncio.run(test())
+
+
+@pytest.mark.timeout(600)
+def test_keys_that_expire_while_an_executor_reads_and_uploads_are_renewed(
+    tmp_path: Path, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = LocalS3(tmp_path / "s3", mints=True)
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "held.py").write_text(HELD)
+    config = {
+        "transform": "held:hold",
+        "parameters": {"folder": str(tmp_path), "batches": HELD_AT},
+    }
+
+    async def test() -> None:
+        async with server:
+            place = seaweedfs_place(server, tmp_path / "s3")
+            where = place.url("data")
+            owner = Bench(None, where, tmp_path, store_url=server.url, master=cluster.url)
+            owner.transfer = Transfer(server.url, server.credentials, environment={})
+            rows = _raw_rows()
+            parts = [owner.publish(some, key=key) for key, some in rows.items()]
+            with short_sessions(place, "data/", seconds=SESSION_SECONDS) as sessions:
+                for name in [each for each in os.environ if each.startswith("AWS_")]:
+                    monkeypatch.delenv(name)
+                monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", sessions.url)
+                settings = SparkSettings(
+                    master=cluster.url,
+                    data=str(tmp_path / "data"),
+                    store_url=server.url,
+                    path=(str(code),),
+                    driver_memory="600m",
+                    arrow_bytes_max=0,
+                    archive=False,
+                    conf=IN_SMALL_GROUPS,
+                )
+
+                async def expire() -> None:
+                    await until(lambda: any(tmp_path.glob("held-*")), seconds=SECONDS_MAX)
+                    uploads = place.client().list_multipart_uploads(Bucket=place.bucket)
+                    assert len(uploads["Uploads"]) == 1
+                    # Whatever the executor signs with has been given before.
+                    given = list(sessions.given)
+                    await until(lambda: all(each.is_over for each in given), seconds=60)
+                    with pytest.raises(botocore.exceptions.ClientError):
+                        sessions.client(given[-1]).list_objects_v2(Bucket=place.bucket)
+                    (tmp_path / "go").touch()
+
+                async with SparkRuntime(settings) as runtime:
+                    work = owner.work("spark.python", config, inputs={"raw": parts})
+                    made, _ = await asyncio.gather(_run(work, runtime), expire())
+            assert _table(owner, made) == pa.concat_tables(map(pa.table, rows.values()))
+
+    asyncio.run(test())
+    # It was not done by another attempt of the task.
+    assert len(list(tmp_path.glob("held-*"))) == 1
+
+
+def _raw_rows() -> dict[str, Mapping[str, object]]:
+    """Rows that no compression makes smaller, by part."""
+    found: dict[str, Mapping[str, object]] = {}
+    for number in range(PARTS):
+        noise = hashlib.shake_256(str(number).encode()).digest(64 * ROWS_OF_A_PART)
+        ids = range(number * ROWS_OF_A_PART, (number + 1) * ROWS_OF_A_PART)
+        texts = [noise[64 * place : 64 * (place + 1)] for place in range(ROWS_OF_A_PART)]
+        found[f"part-{number}"] = {"id": list(ids), "noise": texts}
+    return found
+
+
+def _table(bench: Bench, *made: ProducedOutput) -> pa.Table:
+    """What was made, by `id`."""
+    tables = []
+    for each in made:
+        for file in bench.manifest(each).files:
+            sent = bench.transfer.sum(f"{each.location}/{file.name}")
+            assert (sent.bytes, sent.sha256) == (file.bytes, file.sha256)
+            with bench.transfer.open(f"{each.location}/{file.name}") as opened:
+                tables.append(parquet.ParquetFile(opened).read(columns=["id", "noise"]))
+    return pa.concat_tables(tables).sort_by("id").combine_chunks()
 
 
 async def _lose_the_driver(cluster: SparkCluster, runtime: SparkRuntime, work: AttemptWork) -> None:

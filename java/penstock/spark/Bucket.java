@@ -37,9 +37,11 @@ import javax.net.ssl.TrustManagerFactory;
  * is away for less than {@link #PATIENCE}, and {@link #TRIES_MIN} times at least; each request is
  * bounded as a whole, its body included.
  *
- * <p>Keys are asked of the driver again after {@link #KEYS_KEPT}, and at once when the server says
- * that they are no longer good. Requests are dated by the server's clock where it says that the one of
- * this machine is wrong. Connections are kept and shared by all tasks of the process.
+ * <p>Keys are asked of the driver again after {@link #KEYS_KEPT}, and before whatever is asked again: a
+ * server that refuses keys may close the connection instead of saying so. When it says that they are
+ * no longer good, the driver may learn of new ones a moment later, for which {@link #RENEWAL} is left.
+ * Requests are dated by the server's clock where it says that the one of this machine is wrong.
+ * Connections are kept and shared by all tasks of the process.
  */
 final class Bucket {
     static final int CHUNK = 8 << 20;
@@ -47,6 +49,7 @@ final class Bucket {
     private static final Duration REQUEST = Duration.ofSeconds(60);
     private static final Duration CONNECT = Duration.ofSeconds(10);
     private static final Duration KEYS_KEPT = Duration.ofSeconds(60);
+    private static final Duration RENEWAL = Duration.ofSeconds(15);
     private static final int TRIES_MIN = 3;
     private static final int TRIES_MAX = 30;
     private static final long PAUSE_MS = 100;
@@ -141,17 +144,17 @@ final class Bucket {
 
     /** Ask until there is an answer that asking again would not change. */
     Answer send(Ask ask) throws IOException {
-        long until = System.nanoTime() + PATIENCE.toNanos();
-        boolean isRenewed = false;
+        long began = System.nanoTime();
         boolean isTimed = false;
         for (int tries = 1; ; tries++) {
             IOException trouble;
             try {
-                Answer answer = once(ask, reach(false));
+                Answer answer = once(ask, reach(tries > 1));
                 boolean isRefused = answer.status() == 403 || answer.status() == 400;
-                if (isRefused && !isRenewed && STALE.contains(answer.code())) {
-                    isRenewed = true;
-                    reach(true);
+                if (isRefused && STALE.contains(answer.code()) && isWithin(RENEWAL, began)) {
+                    if (tries > 1) {
+                        pause(tries);
+                    }
                     continue;
                 }
                 if (isRefused && !isTimed && SKEWED.equals(answer.code())) {
@@ -169,7 +172,7 @@ final class Bucket {
                 trouble = error;
             }
             // One connection that hangs takes all of the patience, and another would do.
-            boolean isOver = System.nanoTime() > until && tries >= TRIES_MIN;
+            boolean isOver = !isWithin(PATIENCE, began) && tries >= TRIES_MIN;
             if (isOver || tries >= TRIES_MAX) {
                 throw new IOException(
                         "s3://" + name + "/" + ask.key() + " could not be reached: "
@@ -178,6 +181,10 @@ final class Bucket {
             }
             pause(tries);
         }
+    }
+
+    private static boolean isWithin(Duration length, long began) {
+        return System.nanoTime() - began < length.toNanos();
     }
 
     private Answer once(Ask ask, Reach reach) throws IOException {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -271,6 +272,36 @@ def test_keys_divide_alike_on_every_way_to_a_bucket(
             rows = [row["n"] for row in bench.rows(each)]
             assert (file.bounds["n"].low, file.bounds["n"].high) == (min(rows), max(rows))
     assert there == named
+
+
+ODD = """
+SELECT id, id AS `a.b`, id AS `c``d`, struct(id AS `e.f`) AS `g h`,
+       if(id = 1, parse_json('{"a": 1}'), NULL) AS v, array(parse_json('2'), NULL) AS w,
+       if(id = 1, 'one', 'other') AS key
+FROM VALUES (1), (2) AS t(id)
+"""
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_executors_write_odd_names_and_variants_that_are_null_from_python(
+    spark: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_divided: bool
+) -> None:
+    bench = bench_at(spark, bucket, tmp_path, master=CLUSTER, arrow_bytes_max=0)
+    monkeypatch.setattr(bench.engine._accesses, "to", lambda _: RemoteAccess(bench.transfer))
+    work = bench.work("spark.sql", {"sql": ODD})
+    if is_divided:
+        place = replace(work.outputs["out"], partition_by="key")
+        work = replace(work, outputs={"out": place})
+    parts = [part(each) for each in bench.finished(work).made]
+    query = """
+    SELECT `a.b`, `c``d`, `g h`.`e.f`, to_json(v) AS v, to_json(w[0]) AS w, w[1] IS NULL AS n
+    FROM raw WHERE `c``d` > 0 ORDER BY `a.b`
+    """
+    again = bench.work("spark.sql", {"sql": query, "sort_by": ["a.b"]}, inputs={"raw": parts})
+    assert [tuple(row.values()) for row in bench.rows(bench.made(again))] == [
+        (1, 1, 1, '{"a":1}', "2", True),
+        (2, 2, 2, None, "2", True),
+    ]
 
 
 def test_a_write_that_fails_leaves_no_file_and_commits_none(

@@ -69,6 +69,19 @@ def test_sql_reads_inputs_as_views_and_knows_its_partition(bench: Bench) -> None
     assert bench.told.begun == [[work.task_id]]
 
 
+def test_a_comment_adds_no_column(bench: Bench) -> None:
+    raw = bench.publish({"a": [1]})
+    for comment in ("-- without _partition", "/* nor `_partition` */"):
+        work = bench.work(
+            "spark.sql", {"sql": f"SELECT * FROM raw {comment}"}, inputs={"raw": [raw]}
+        )
+        assert bench.rows(bench.made(work)) == [{"a": 1}]
+    named = bench.work(
+        "spark.sql", {"sql": "SELECT _partition AS p FROM raw"}, inputs={"raw": [raw]}
+    )
+    assert bench.rows(bench.made(named)) == [{"p": "2013-01-01"}]
+
+
 def test_a_task_without_a_partition_has_its_cursor(bench: Bench) -> None:
     made = bench.made(bench.work("spark.sql", {"sql": "SELECT :cursor AS at"}, key=None))
     assert made.cursor == 7

@@ -52,6 +52,7 @@ from penstock.dispatcher.dag.model import (
 )
 from penstock.dispatcher.dag.yaml_reader import scalar_value
 from penstock.kernel.units import bytes_text, duration_text
+from penstock.runtimes.spark.sql_tokens import sql_tokens
 
 DEFINING: Final = (
     *("activation", "runtime", "operator", "config", "inputs", "outputs", "execution", "when"),
@@ -143,52 +144,12 @@ def _bare(job: Job) -> Job:
     return replace(job, outputs=outputs, config=config)
 
 
-_SQL_TOKEN: Final = re.compile(
-    r"""(?P<space>\s+|--(?:\\\r?\n|[^\r\n])*)
-    | (?P<comment>/\*(?!\+))
-    | [rR]'[^']*' | [rR]"[^"]*"
-    | '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | `(?:[^`]|``)*`
-    | \d+(?:\.\d*)?(?:[eE][+-]?\d+)?\w* | \.\d+(?:[eE][+-]?\d+)?\w* | \w+
-    | /\*\+ | \*/ | [<>=!|&^~:+*/%@\#$?-]+? (?=\s|--|/\*|\*/|[^<>=!|&^~:+*/%@\#$?-]|$)
-    | [^'"`]""",
-    re.DOTALL | re.VERBOSE,
-)
-"""What Spark's lexer cuts a query into, and runs of operators as one: `a=-1` is not `a = -1`, which
-only means that such an edit counts. A quote that is not closed matches nothing."""
-_COMMENT_EDGE: Final = re.compile(r"/\*(?!\+)|\*/")
-
-
-def _sql_tokens(sql: str) -> list[str] | None:
-    """The tokens of a query without its comments, of which hints are none.
-
-    None if a quote or a comment is not closed.
-    """
-    tokens: list[str] = []
-    at = 0
-    while at < len(sql):
-        found = _SQL_TOKEN.match(sql, at)
-        if found is None:
-            return None
-        at = found.end()
-        if found["comment"]:
-            depth = 1
-            while depth:
-                edge = _COMMENT_EDGE.search(sql, at)
-                if edge is None:
-                    return None
-                depth += 1 if edge[0] == "/*" else -1
-                at = edge.end()
-        elif not found["space"]:
-            tokens.append(found[0])
-    return tokens
-
-
 def with_sql_of(dag: Dag, known: Iterable[tuple[str, str]]) -> Dag:
     """The DAG with the first of these queries, by job, that has the tokens of the job's own."""
     jobs = {job.name: job for job in dag.jobs}
-    tokens = {name: _sql_tokens(defining_sql(job) or "") for name, job in jobs.items()}
+    tokens = {name: sql_tokens(defining_sql(job) or "") for name, job in jobs.items()}
     for name, sql in known:
-        if tokens.get(name) and _sql_tokens(sql) == tokens[name]:
+        if tokens.get(name) and sql_tokens(sql) == tokens[name]:
             del tokens[name]
             jobs[name] = replace(jobs[name], config={**jobs[name].config, "sql": sql})
     return replace(dag, jobs=tuple(jobs.values()))

@@ -34,6 +34,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.spark import isolation
 from penstock.runtimes.spark.engine_protocol import JobGroup
+from penstock.runtimes.spark.errors import why_jvm_ended
 from penstock.runtimes.spark.internals import (
     check_driver,
     json_mapper,
@@ -105,7 +106,6 @@ _JOBS_MAX: Final = 100
 _STAGES_MAX: Final = 300
 """How much of a task's Spark jobs is looked at."""
 _BUS_MS: Final = 500
-_OUT_OF_MEMORY_CODE: Final = 3
 _END_SECONDS: Final = 1.0
 _STOP_SECONDS: Final = 4.0
 
@@ -261,19 +261,7 @@ class ClassicSessions:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         code = self._process.returncode
-        if code is None:
-            return "The JVM of Spark does not answer any more."
-        if code == _OUT_OF_MEMORY_CODE:
-            return (
-                f"The JVM of Spark ran out of memory: its heap is {self._settings.driver_memory};"
-                " give all jobs more by driver_memory, or one by its resources.memory."
-            )
-        if code < 0:
-            return (
-                f"The JVM of Spark was killed by signal {-code}; if nobody did that, the machine"
-                " was probably short of memory."
-            )
-        return f"The JVM of Spark ended with exit code {code}; its log says why."
+        return why_jvm_ended(code, memory=self._settings.driver_memory)
 
     def _jobs(self, groups: Sequence[str]) -> list[dict[str, Any]]:
         """Jobs of these groups, as far as Spark remembers them."""

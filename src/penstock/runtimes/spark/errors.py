@@ -90,6 +90,8 @@ _ROOTS: Final = {
     ),
 }
 """What causes that say little mean."""
+_OUT_OF_MEMORY: Final = (3, 52)
+"""Exit codes: Java's own, and Spark's, for memory beside the heap, of which there is as much."""
 _OURS: Final = f"{PenstockError.__module__}."
 _PYTHON: Final = "PYTHON_EXCEPTION"
 _INTERNAL: Final = (
@@ -126,6 +128,23 @@ def failed(error: BaseException, config: JobConfig | None = None) -> WorkFailure
     trace = "".join(traceback.format_list(list(_frames(error)))).splitlines()
     lines = [said, *trace[-_TRACE_LINES_MAX:]]
     return WorkFailure(reason=_text("\n".join(lines)), is_retried=not isinstance(error, DoNotRetry))
+
+
+def why_jvm_ended(code: int | None, *, memory: str) -> str:
+    """What the exit code of a JVM means, None if it has none; `memory` is its heap."""
+    if code is None:
+        return "The JVM of Spark does not answer any more."
+    if code in _OUT_OF_MEMORY:
+        return (
+            f"The JVM of Spark ran out of memory: its heap is {memory};"
+            " give all jobs more by driver_memory, or one by its resources.memory."
+        )
+    if code < 0:
+        return (
+            f"The JVM of Spark was killed by signal {-code}; if nobody did that, the machine"
+            " was probably short of memory."
+        )
+    return f"The JVM of Spark ended with exit code {code}; its log says why."
 
 
 def is_too_large(error: BaseException) -> bool:

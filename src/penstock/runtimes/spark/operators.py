@@ -62,6 +62,7 @@ from penstock.runtimes.spark.input_reader import (
     pruned,
 )
 from penstock.runtimes.spark.job_config import MARKERS, PARTITION, JobConfig, names
+from penstock.runtimes.spark.sql_tokens import sql_tokens
 from penstock.runtimes.user_code import FunctionReference, LoadedCode
 
 
@@ -499,8 +500,14 @@ def _tag(member: PlannedTask, given: InputFiles) -> _Tag:
         return _Tag(member.key if given.is_own else None)
     has_keys = all(part.partition_key is not None for part in given.given.parts)
     is_taken = any(each.name.casefold() == PARTITION for each in given.columns or ())
-    is_named = config.operator == "spark.sql" and _NAMED.search(config.sql) is not None
+    is_named = config.operator == "spark.sql" and _names_partition(config.sql)
     return _Tag(is_own_key=is_named and has_keys and not is_taken)
+
+
+def _names_partition(sql: str) -> bool:
+    """Whether a query names the column `_partition`; what its comments say is nothing to it."""
+    tokens = sql_tokens(sql)
+    return any(map(_NAMED.search, (sql,) if tokens is None else tokens))
 
 
 def _used(config: JobConfig, markers: Mapping[str, Any]) -> dict[str, Any] | None:

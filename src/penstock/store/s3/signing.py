@@ -6,7 +6,8 @@ signature that is some minutes off is refused.
 
 Credentials are given, or found by the chain that every AWS tool follows (environment, profile,
 web identity, container, instance): that of Amazon's runtime, awscrt, which also renews what
-expires. It is asked again every minute, which costs nothing while its answer is good.
+expires, from ten seconds before. It is asked again every five seconds, which costs nothing while
+its answer is good.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _signing_key(secret_key: str, day: str, region: str) -> bytes:
     return key
 
 
-ASK_AGAIN_SECONDS: Final = 60.0
+ASK_AGAIN_SECONDS: Final = 5.0
 _CRT_ERRORS: Final = (AwsCrtError, OSError, ValueError, RuntimeError)
 
 

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from penstock.kernel.errors import Damaged, Unavailable, WorkFailed
-from penstock.runtimes.spark.errors import failed, is_too_large
+from penstock.runtimes.spark.errors import failed, is_too_large, why_jvm_ended
 from penstock.runtimes.spark.job_config import JobConfig
 
 SQL = JobConfig(operator="spark.sql", sql="SELECT a,\n  b\nFROM raw", sql_file="clean.sql")
@@ -242,3 +242,18 @@ def test_what_is_passed_on_is_not_where_it_failed() -> None:
     said = failed(raised.value).reason
     assert said.startswith("ValueError: mine")
     assert "contextlib" not in said
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (None, "does not answer any more"),
+        (3, "ran out of memory: its heap is 2g"),
+        # Of Spark, whose buffers for Arrow and for the network are not in the heap.
+        (52, "ran out of memory: its heap is 2g"),
+        (-9, "was killed by signal 9"),
+        (1, "ended with exit code 1; its log says why"),
+    ],
+)
+def test_the_exit_code_of_a_jvm_says_why_it_ended(code: int | None, said: str) -> None:
+    assert said in why_jvm_ended(code, memory="2g")

@@ -106,6 +106,59 @@ public final class Reached {
 """A file that is written, read and removed, of a bucket that is named by its host."""
 
 
+RENEWED = """
+package penstock.spark;
+
+import com.sun.net.httpserver.HttpServer;
+import java.net.InetSocketAddress;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.hadoop.fs.Path;
+
+public final class Renewed {
+    public static void main(String[] words) throws Exception {
+        HttpServer server = HttpServer.create(new InetSocketAddress("127.0.0.1", 0), 0);
+        String endpoint = "http://127.0.0.1:" + server.getAddress().getPort();
+        AtomicInteger refused = new AtomicInteger();
+        server.createContext("/", asked -> {
+            asked.getRequestBody().readAllBytes();
+            String signed = asked.getRequestHeaders().getFirst("authorization");
+            boolean isOld = signed.contains("Credential=old/");
+            int number = isOld ? refused.incrementAndGet() : 0;
+            System.out.println(asked.getRequestMethod() + (isOld ? " old" : " new"));
+            if (number == 2) {
+                tell(endpoint, "new");
+                asked.close(); // As a server that does not read what it refuses.
+                return;
+            }
+            byte[] body = "<Error><Code>ExpiredToken</Code></Error>".getBytes();
+            asked.sendResponseHeaders(isOld ? 403 : 200, isOld ? body.length : -1);
+            if (isOld) {
+                asked.getResponseBody().write(body);
+            }
+            asked.close();
+        });
+        server.start();
+        new Plugin().driverPlugin().init(null, null);
+        tell(endpoint, "old");
+        Path path = new Path("penstock://bucket/file");
+        try (PartOutput output = new PartOutput(path)) {
+            output.write(new byte[20]);
+        }
+        try {
+            Output.settle(path);
+        } finally {
+            System.exit(0);
+        }
+    }
+
+    private static void tell(String endpoint, String key) {
+        Registry.reach("bucket", endpoint, "/bucket", "us-east-1", "", key, "secret", "token");
+    }
+}
+"""
+"""A file that is sent with keys that have expired, of which the driver learns a moment later."""
+
+
 class Server(BaseHTTPRequestHandler):
     """A bucket whose clock is twenty minutes ahead of everybody's."""
 
@@ -217,6 +270,12 @@ def test_a_killed_task_ends_its_upload_after_the_parts_that_are_on_their_way(
     part, end = "PUT partNumber=1&uploadId=one", "DELETE uploadId=one"
     large, small = ["POST uploads=", part, end, "true"], ["PUT null", "DELETE null"]
     assert said.splitlines() == [*large, *small]
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="no compiler of Java is here")
+def test_keys_that_the_driver_learns_of_after_they_were_refused_are_used(tmp_path: Path) -> None:
+    said = run_java(tmp_path, "Renewed", RENEWED)
+    assert said.splitlines() == ["PUT old", "PUT old", "PUT new"]
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="no compiler of Java is here")

@@ -80,6 +80,31 @@ def opened_writer(path: Any, schema: pa.Schema) -> Any:
     )
 
 
+def storable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of Spark's as Parquet takes it.
+
+    Of a `variant` that is null, Spark gives nulls inside too, in fields that are declared to have
+    none.
+    """
+    torn = [place for place, each in enumerate(batch.columns) if _is_torn(each)]
+    for place in torn:
+        array = batch.column(place)
+        # Built anew, a null has empty values inside.
+        whole = pa.array(array.to_pylist(), type=array.type)
+        batch = batch.set_column(place, batch.schema.field(place), whole)
+    return batch
+
+
+def _is_torn(array: Any) -> bool:
+    kind = array.type
+    if pa.types.is_struct(kind):
+        inner = [(kind.field(place), array.field(place)) for place in range(kind.num_fields)]
+        return any((not of.nullable and each.null_count) or _is_torn(each) for of, each in inner)
+    if pa.types.is_map(kind):
+        return _is_torn(array.keys) or _is_torn(array.items)
+    return pa.types.is_list(kind) and _is_torn(array.values)
+
+
 FIELD_ID: Final = "parquet.field.id"
 """What Spark's writer takes for the id of a field, in the metadata of a column."""
 

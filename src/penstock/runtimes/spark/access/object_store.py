@@ -4,8 +4,8 @@ The jar (`java/`, made by `make jar`) is a file system of Hadoop's. The files of
 told to the driver's JVM with their sizes and sums, as a folder of names, so that Spark lists
 them without a request; executors ask the driver for an entry when they open a file, and for the
 credentials of a bucket, by Spark's own RPC. Credentials are in no plan, setting, argument or
-file: this process gives them to the JVM through its gateway, and again every minute where they
-are renewed.
+file: this process gives them to the JVM through its gateway, and again every five seconds where
+they are renewed, because the chain looks for new ones ten seconds before what it has expires.
 
 A read sees parts of files. So what is compared is: the size, that all ranges are of one object
 (its ETag), the SHA-256 of files of up to 1 MiB, and the checksum that every page of a Parquet
@@ -157,7 +157,7 @@ def _restore(session: Any, before: str) -> None:
 
 _log = logging.getLogger(__name__)
 
-_TELL_AGAIN_SECONDS: Final = 60.0
+_TELL_AGAIN_SECONDS: Final = 5.0
 
 
 class BucketAccess:
@@ -320,7 +320,7 @@ class BucketCredentials:
             except (Py4JError, ConnectionError):
                 return  # the JVM has ended
             except (PenstockError, RuntimeError, OSError, TimeoutError) as error:
-                # What it has is good for some time; the next minute is another chance.
+                # What it has may be good for some time; there is another chance in a moment.
                 _log.warning("failed to renew the keys of the bucket %s: %s", bucket, error)
 
 

@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
 from penstock.datasets.bounds import COLUMNS_MAX, Bound, bound_values
 from penstock.datasets.layout import part
@@ -42,7 +43,12 @@ from penstock.datasets.parquet_footer import columns_in, identify_file, settle_f
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.spark.access.base import PartitionedFiles, WriteTarget, opened_writer
+from penstock.runtimes.spark.access.base import (
+    PartitionedFiles,
+    WriteTarget,
+    opened_writer,
+    storable,
+)
 
 
 def _columns(path: Path) -> Sequence[Column]:
@@ -141,6 +147,7 @@ class TaskFile:
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Add rows. A batch is never cut."""
+        rows = storable(rows)
         if self._rows + rows.num_rows > _GROUP_ROWS_MAX:
             self._end_group()
         self._held.append(rows)
@@ -176,13 +183,25 @@ class TaskFile:
             self._held, self._rows, self._bytes = [], 0, 0
 
 
+def renamed(frame: DataFrame) -> DataFrame:
+    """A frame that `mapInArrow` takes: it reads a dot or a backtick in a name as its own syntax.
+
+    What is mapped gets these names, and has to know the others.
+    """
+    return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+
+
 class PartitionedTaskWriter:
     """What a Spark task does to write rows that are sorted by key. Travels to executors."""
 
-    def __init__(self, transfer: Transfer, target: WriteTarget, column: str) -> None:
+    def __init__(
+        self, transfer: Transfer, target: WriteTarget, column: str, names: Sequence[str]
+    ) -> None:
+        """`names` are those of all columns of what is mapped, `renamed`."""
         self._transfer = transfer
         self._target = target
         self._column = column
+        self._names = list(names)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -190,7 +209,8 @@ class PartitionedTaskWriter:
         stem = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
         number, held, file = 0, "", None
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            for key, rows in _runs(batches, self._column):
+            named = (each.rename_columns(self._names) for each in batches)
+            for key, rows in _runs(named, self._column):
                 if file is not None and (key != held or file.is_full()):
                     yield self._sent(file, held)
                     file = None

@@ -66,6 +66,7 @@ from penstock.runtimes.spark.access.parquet import (
     REPORT,
     PartitionedTaskWriter,
     TaskFile,
+    renamed,
     reported,
 )
 from penstock.runtimes.spark.columns import ddl
@@ -318,7 +319,8 @@ class RemoteAccess:
         return frame
 
     def write(self, frame: DataFrame, target: WriteTarget) -> tuple[File, ...]:
-        reported = frame.mapInArrow(_Writing(self._transfer, target), _REPORT).collect()
+        writing = _Writing(self._transfer, target, frame.columns)
+        reported = renamed(frame).mapInArrow(writing, _REPORT).collect()
         made = (
             File(
                 name=each.name,
@@ -332,8 +334,8 @@ class RemoteAccess:
         return tuple(sorted(made, key=lambda each: each.name))
 
     def write_keys(self, frame: DataFrame, column: str, target: WriteTarget) -> PartitionedFiles:
-        writing = PartitionedTaskWriter(self._transfer, target, column)
-        return reported(frame.mapInArrow(writing, REPORT).collect())
+        writing = PartitionedTaskWriter(self._transfer, target, column, frame.columns)
+        return reported(renamed(frame).mapInArrow(writing, REPORT).collect())
 
     def wrote(self, location: str, file: File) -> None:
         del location, file  # executors fetch it like any other
@@ -342,9 +344,11 @@ class RemoteAccess:
 class _Writing:
     """What a Spark task does to write its rows. Travels to executors."""
 
-    def __init__(self, transfer: Transfer, target: WriteTarget) -> None:
+    def __init__(self, transfer: Transfer, target: WriteTarget, names: Sequence[str]) -> None:
+        """`names` are those of the columns of what is mapped, `renamed`."""
         self._transfer = transfer
         self._target = target
+        self._names = list(names)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -355,11 +359,12 @@ class _Writing:
             for batch in batches:
                 if not batch.num_rows:
                     continue
+                rows = batch.rename_columns(self._names)
                 if file is None:
                     path = Path(folder, f"{stem}-{number:03}.parquet")
-                    file = TaskFile(path, batch.schema, self._target)
+                    file = TaskFile(path, rows.schema, self._target)
                     number += 1
-                file.write(batch)
+                file.write(rows)
                 if file.is_full():
                     yield self._sent(file)
                     file = None
