@@ -345,19 +345,22 @@ def beside(folder: Path, partitions: int, times: int) -> None:
     table.add_files([wrote(key, 0) for key in keys], check_duplicate_files=False)
     every = [keys[number * len(keys) // times] for number in range(times)]
     ready = [[wrote(f"q-{number:06}", 1)] for number in range(times)]
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     for paths in ready:
         table.add_files(paths, check_duplicate_files=False)
-    took = time.perf_counter() - began
-    tell("one by one: partitions that PyIceberg adds", times / took, "/s")
+    _tell_peer("adds", times, time.perf_counter() - began, time.process_time() - used)
     ready = [[wrote(key, 2)] for key in every]
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     for key, paths in zip(every, ready, strict=True):
         with table.transaction() as changes:
             changes.delete(equals("key", key))
             changes.add_files(paths, check_duplicate_files=False)
-    took = time.perf_counter() - began
-    tell("one by one: partitions that PyIceberg replaces", times / took, "/s")
+    _tell_peer("replaces", times, time.perf_counter() - began, time.process_time() - used)
+
+
+def _tell_peer(what: str, times: int, took: float, used: float) -> None:
+    tell(f"one by one: partitions that PyIceberg {what}", times / took, "/s")
+    tell(f"one by one: its CPU for each that it {what}", 1000 * used / times, "ms")
 
 
 def main() -> None:
