@@ -16,9 +16,12 @@ import httpx
 import pytest
 
 from penstock.kernel.process_locks import LOCAL_FILE_SYSTEMS, file_system
+from penstock.kernel.settings_schema import FILE_VARIABLE
+from tests.e2e import test_up
 from tests.e2e.fleet import CLOCK, Fleet, fleet_of
 from tests.e2e.test_up import Up
 from tests.e2e.test_up import _asked as asked_of
+from tests.e2e.test_up import _below as below_up
 from tests.e2e.test_up import _kill as kill_of_up
 from tests.e2e.test_up import _until as until_up
 from tests.e2e.test_up import _up as up_of
@@ -75,6 +78,22 @@ jobs:
      outputs: [begun], heartbeat_timeout: 10m}
   follows: {runtime: process, operator: chain:write, inputs: [begins.begun], outputs: [done]}
 """
+SPARK = """
+jobs:
+  ingest: {activation: source, source: {kind: manual}, outputs: [hours]}
+  begins:
+    {runtime: spark, operator: spark.sql, config: {sql: "SELECT 1 AS one"}, inputs: [ingest.hours],
+     outputs: [begun], heartbeat_timeout: 10m}
+  follows: {runtime: process, operator: chain:write, inputs: [begins.begun], outputs: [done]}
+"""
+SPARK_SETTINGS = """
+[runtimes.spark]
+driver_memory = "1g"
+parallel = 2
+tiny = true
+archive = false
+"""
+SPARK_HOST = "penstock.runtimes.spark.host"
 SLOTS = 4
 SECONDS_MAX = 30.0
 """Of three that are promised, on a machine that does many other things."""
@@ -181,6 +200,47 @@ def test_a_chain_goes_on_under_up_and_only_what_had_begun_is_counted(
             assert outcomes.count("failed") == (key in begun), ends["begins"]
             lost += len(outcomes) - 1 - outcomes.count("failed")
         _log.info("%d attempts had not begun, and do not count", lost)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+@pytest.mark.proof(meanwhile="test_a_chain_goes_on_under_up_and_only_what_had_begun_is_counted")
+def test_a_spark_job_whose_host_was_starting_goes_on_under_up_and_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_unless_local(tmp_path)
+    (tmp_path / "chain.py").write_text(MODULE)
+    (tmp_path / "dag.yaml").write_text(SPARK)
+    (tmp_path / "penstock.toml").write_text(SPARK_SETTINGS)
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "penstock.toml"))
+    # A host that starts beside much else takes its time.
+    monkeypatch.setattr(test_up, "SECONDS_MAX", 300.0)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with up_of(tmp_path, str(tmp_path / "dag.yaml")) as up:
+        _trigger(up, ["a"])
+        # Claimed, and its host is not ready yet.
+        until_up(lambda: _hosts(up) and _is_held(up), up)
+        old = _hosts(up)
+        kill_of_up(up, "penstock worker", is_leash=False)
+        killed_at = CLOCK.monotonic()
+        until_up(lambda: not old & _hosts(up), up)
+        _finish(up, ["a"])
+        _log.info("under up, with Spark: on after %.1f s", CLOCK.monotonic() - killed_at)
+        ends = {each["job"]: _attempts(up, each["id"]) for each in _of(up, "a")}
+        # Its query had not begun: that it is tried again costs the task nothing.
+        assert [each["outcome"] for each in ends["begins"]][1:] == ["completed"]
+        assert ends["begins"][0]["outcome"] != "failed"
+        assert ends["follows"][0]["started_at"] >= ends["begins"][-1]["ended_at"]
+
+
+def _is_held(up: Up) -> bool:
+    """Whether the worker has noted that it holds something."""
+    return any(each.stat().st_size for each in (up.data / "workers").glob("*.held"))
+
+
+def _hosts(up: Up) -> set[int]:
+    """The hosts of Spark that run."""
+    return {number for number, command in below_up(up.process.pid).items() if SPARK_HOST in command}
 
 
 def _run(up: Up, keys: Sequence[str]) -> None:
