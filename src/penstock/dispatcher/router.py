@@ -144,9 +144,9 @@ class Router:
         """Keep events, each with its own answer. They are tasks after the next `route`.
 
         Of several that are one to whoever sends them, none is kept if one is refused: then that
-        is the answer of all. `at_once` routes a few events in the same transaction, where no other
-        call of this dispatcher is under way: of many calls one router makes the tasks together,
-        and none of them waits for the locks of another.
+        is the answer of all. `at_once` routes a few events in the same transaction, where work is
+        announced and no other call of this dispatcher is under way: of many calls one router makes
+        the tasks together, and none of them waits for the locks of another.
         """
         if len(events) > BATCH_MAX:
             raise InvalidInput(f"One call brings {BATCH_MAX} events at most, not {len(events)}.")
@@ -154,9 +154,11 @@ class Router:
         async def work(connection: Connection) -> tuple[AcceptedEvent | RefusedEvent, ...]:
             answers = await accept_events(connection, events, all_or_none=all_or_none)
             is_alone = self._accepting == 1 and len(events) <= AT_ONCE_MAX
-            if not (at_once and is_alone):
-                return answers
-            return await _routed(connection, answers)
+            # Else the router's loop has to be kicked anyway, for the relay follows it.
+            is_announced = connection.woken is not None
+            if at_once and is_alone and is_announced:
+                return await _routed(connection, answers)
+            return answers
 
         self._accepting += 1
         try:

@@ -235,13 +235,9 @@ async def _accepted(
 
 
 def _kick(parts: ApiContext, answers: Sequence[AcceptedEvent | RefusedEvent]) -> None:
-    """Have the loops begin with what these have brought; of what is routed only the wake-ups are
-    left to be sent, where rows of the outbox carry them."""
-    accepted = [each for each in answers if isinstance(each, AcceptedEvent)]
-    if not all(each.is_routed for each in accepted):
+    """Have the loops begin with what these have brought; what is routed is announced as well."""
+    if not all(isinstance(each, AcceptedEvent) and each.is_routed for each in answers):
         parts.kick()
-    elif accepted and parts.database.announce is None:
-        (parts.kick_after_ends or parts.kick)()
 
 
 def _merged(
