@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.dispatcher.announcer import Announcer
-from penstock.dispatcher.wakeups.base import WakeUpChannel
+from penstock.dispatcher.wakeups.base import TaskCounts
 from penstock.kernel.errors import SignerUnavailable
 from tests.integration.dispatcher.api.stage import Stage, Story, held, ok, output, staged
 from tests.integration.dispatcher.world import Worlds
@@ -21,13 +21,15 @@ REPORT = {"operator": "a:report", "limit": 5}
 def on_stage(worlds: Worlds, story: Story, told: list[str]) -> None:
     """A stage whose dispatcher announces; `told` is what waits for somebody else."""
 
-    async def nobody(_: Collection[WakeUpChannel]) -> None:
+    def here(tasks_of: TaskCounts) -> TaskCounts:
+        told.extend(each.operator for each in tasks_of)
+        return tasks_of
+
+    async def nobody(_: TaskCounts) -> None:
         """There is no other dispatcher."""
 
     async def main() -> None:
-        announcer = Announcer(
-            here=lambda channels: told.extend(each.operator for each in channels), elsewhere=nobody
-        )
+        announcer = Announcer(here=here, elsewhere=nobody)
         async with worlds.world() as world, announcer:
             world.database.announce = announcer.announce
             async with staged(world, announcer=announcer) as stage:
@@ -113,5 +115,19 @@ def test_an_end_is_taken_though_nothing_can_be_claimed_with_it(
         assert answer["results"][0]["task_status"] == "completed"
         assert "claimed" not in answer
         assert told == ["a:report"]
+
+    on_stage(worlds, story, told)
+
+
+def test_others_wake_for_what_a_report_leaves(worlds: Worlds) -> None:
+    told: list[str] = []
+
+    async def story(stage: Stage) -> None:
+        tasks = await stage.claim(limit=2)
+        ends = [held(each, outputs=[output(each)]) for each in tasks]
+        answer = ok(await report(stage, *ends, wanted=[{**REPORT, "limit": 1}]))
+        assert len(answer["claimed"]) == 1
+        assert told
+        assert [each.job for each in await stage.claim("a:report")] == ["report"]
 
     on_stage(worlds, story, told)
