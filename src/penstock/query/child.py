@@ -1,8 +1,8 @@
-"""The process of one query: `python -I child.py SETTINGS`, see `penstock.query.engine`.
+"""The process of one query, forked by `penstock.query.fork_server` and driven by `engine`.
 
 It parses and runs SQL of people and tasks in DuckDB, a large program that reads files of others.
-DuckDB's settings are no boundary, so this process has given up, before it is told of a query and
-for good, all that a query takes not (`penstock.datasets.parquet_child` has the same for Parquet):
+DuckDB's settings are no boundary, so before this process is told of a query it gives up, for good,
+everything that a query does not need (`penstock.datasets.parquet_child` does so for Parquet):
 
 - the user, if that was root: a number that nobody else has;
 - opening anything: on Linux (x86-64 and ARM) the kernel refuses every call but those for memory,
@@ -10,9 +10,10 @@ for good, all that a query takes not (`penstock.datasets.parquet_child` has the 
 - memory beyond a bound, the size of files, processor time, core dumps;
 - its environment, which is empty.
 
-What it reads was opened by its parent, for reading: descriptors that come over the socket, or
-ranges that it asks for by number. DuckDB gets at them by a file system of ours, and at the space
-for what does not fit into memory by the same: files without a name, opened before.
+What it reads was opened by the query service, for reading: descriptors that come over the socket,
+or ranges that it asks for by number. DuckDB gets at them by a file system of ours, and at the space
+for what does not fit into memory by the same: files without a name, opened before. That file system
+may use no call but those that are left: `fstat` is none of them.
 
 The life of the process, which runs one query and ends:
 
@@ -24,15 +25,12 @@ The life of the process, which runs one query and ends:
 | over | `end`, or `error` | |
 
 DuckDB itself is told the same as the kernel: external access off, the local file system disabled,
-no extensions, no Python variables as tables, the configuration locked. Imports nothing of ours
-but the filter of calls, by its path.
+no extensions, no Python variables as tables, the configuration locked.
 """
 
 from __future__ import annotations
 
-import csv
 import ctypes
-import importlib.util
 import io
 import json
 import os
@@ -41,19 +39,21 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
+
+from penstock.datasets import parquet_child as lockdown
+from penstock.query.result_writer import QueryRefused, ResultStream, encoder, written
 
 HEADER = struct.Struct(">IB")
 JSON, DATA = 0, 1
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 DESCRIPTORS_AT_ONCE = 200
-CHUNK_BYTES = 128 * 1024
 SPILL_FILES = 32
 BATCH_ROWS = 10_000
 PROTOCOL = "penstock"
@@ -98,16 +98,6 @@ _TYPES = {
     "timestamp": "TIMESTAMP WITH TIME ZONE",
     "timestamp_ntz": "TIMESTAMP",
 }
-
-
-class QueryRefused(Exception):
-    """The query cannot be run, and why; `position` is where in its text."""
-
-    def __init__(self, message: str, *, position: int | None = None, kind: str = "query") -> None:
-        super().__init__(message)
-        self.message = message
-        self.position = position
-        self.kind = kind
 
 
 class Wire:
@@ -213,7 +203,7 @@ class SpillFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        end = os.fstat(self._descriptor).st_size
+        end = length(self._descriptor)
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: end}[whence]
         self._here.at = max(0, base + offset)
         return self._here.at  # type: ignore[no-any-return]
@@ -287,7 +277,7 @@ class Files:
             return {"name": name, "size": self.files[_number(name)]["bytes"], "type": "file"}
         if name not in self._held:
             raise FileNotFoundError(path)
-        return {"name": name, "size": os.fstat(self._held[name]).st_size, "type": "file"}
+        return {"name": name, "size": length(self._held[name]), "type": "file"}
 
     def exists(self, path: str, **_: Any) -> bool:
         name = _bare(path)
@@ -315,6 +305,14 @@ class Files:
                 self._spill.append(self._held.pop(name))
 
     rm = rm_file
+
+    def touch(self, path: str, *, truncate: bool = True, **_: Any) -> None:
+        """Nothing: DuckDB asks for it to cut a file shorter, and would have it emptied."""
+
+
+def length(descriptor: int) -> int:
+    """Of an open file. What `fstat` of today's C library takes (`newfstatat`) is refused here."""
+    return os.lseek(descriptor, 0, os.SEEK_END)
 
 
 def _bare(path: str) -> str:
@@ -466,149 +464,6 @@ def _type(kind: str) -> str:
     return _TYPES.get(kind, "VARCHAR")
 
 
-class Out(io.RawIOBase):
-    """Pieces of the result on their way, and their bound."""
-
-    def __init__(self, wire: Wire, bytes_max: int) -> None:
-        self._wire = wire
-        self._bytes_max = bytes_max
-        self._held = bytearray()
-        self.bytes = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, body: Any) -> int:
-        self._held += body
-        self.bytes += len(body)
-        if self.bytes > self._bytes_max:
-            raise QueryRefused(
-                f"The result has more than {self._bytes_max:,} bytes: select fewer rows or"
-                " columns, or write it by a job.",
-                kind="too large",
-            )
-        if len(self._held) >= CHUNK_BYTES:
-            self.send()
-        return len(body)
-
-    def tell(self) -> int:
-        return self.bytes
-
-    def send(self) -> None:
-        """Send what is held."""
-        if self._held:
-            self._wire.data(bytes(self._held))
-            self._held.clear()
-
-
-def batches(reader: Any, *, rows_max: int, cut: int | None) -> Iterator[tuple[Any, bool]]:
-    """The batches of a result within its bounds; whether it goes on after `cut` rows."""
-    left = rows_max if cut is None else min(cut, rows_max)
-    is_cut = cut is not None and cut <= rows_max
-    for batch in reader:
-        if batch.num_rows > left:
-            if not is_cut:
-                raise QueryRefused(
-                    f"The result has more than {rows_max:,} rows: add a LIMIT, or write it by a"
-                    " job.",
-                    kind="too large",
-                )
-            yield batch.slice(0, left), True
-            return
-        left -= batch.num_rows
-        yield batch, False
-
-
-def plain_columns(batch: Any) -> list[list[Any]]:
-    """The values of a batch as Python has them, by column."""
-    pyarrow = import_module("pyarrow")
-    found = []
-    for column in batch.columns:
-        kind, each = column.type, column
-        if pyarrow.types.is_timestamp(kind) and kind.unit == "ns":
-            each = column.cast(pyarrow.timestamp("us", tz=kind.tz), safe=False)
-        found.append(each.to_pylist())
-    return found
-
-
-def written(reader: Any, out: Out, ask: dict[str, Any]) -> tuple[int, bool]:
-    """Write a result in the format that was asked for; how many rows, and whether it was cut."""
-    writer = {
-        "rows": _rows,
-        "jsonl": _lines,
-        "csv": _csv,
-        "parquet": _parquet,
-        "arrow": _arrow,
-    }[ask["format"]]
-    rows, is_cut = 0, False
-
-    def counted() -> Iterator[Any]:
-        nonlocal rows, is_cut
-        for batch, ends in batches(reader, rows_max=ask["rows_max"], cut=ask["cut"]):
-            rows, is_cut = rows + batch.num_rows, ends
-            yield batch
-
-    writer(reader.schema, counted(), out)
-    out.send()
-    return rows, is_cut
-
-
-def _encoder() -> Any:
-    return import_module("msgspec").json.Encoder(decimal_format="number", enc_hook=str)
-
-
-def _rows(_: Any, each: Iterator[Any], out: Out) -> None:
-    encode = _encoder().encode
-    for batch in each:
-        for row in zip(*plain_columns(batch), strict=True):
-            out.write(encode(row) + b"\n")
-        out.send()
-
-
-def _lines(schema: Any, each: Iterator[Any], out: Out) -> None:
-    encode, names = _encoder().encode, schema.names
-    for batch in each:
-        for row in zip(*plain_columns(batch), strict=True):
-            out.write(encode(dict(zip(names, row, strict=True))) + b"\n")
-
-
-def _csv(schema: Any, each: Iterator[Any], out: Out) -> None:
-    encode = _encoder().encode
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-
-    def cell(value: Any) -> Any:
-        match value:
-            case bool():
-                return "true" if value else "false"
-            case bytes():
-                return f"0x{value.hex()}"
-            case list() | dict() | tuple():
-                return encode(value).decode()
-        return value
-
-    writer.writerow(schema.names)
-    for batch in each:
-        for row in zip(*plain_columns(batch), strict=True):
-            writer.writerow([cell(value) for value in row])
-        out.write(text.getvalue().encode())
-        text.seek(0)
-        text.truncate()
-    out.write(text.getvalue().encode())
-
-
-def _parquet(schema: Any, each: Iterator[Any], out: Out) -> None:
-    with import_module("pyarrow.parquet").ParquetWriter(out, schema) as writer:
-        for batch in each:
-            writer.write_batch(batch)
-
-
-def _arrow(schema: Any, each: Iterator[Any], out: Out) -> None:
-    with import_module("pyarrow").ipc.new_stream(out, schema) as writer:
-        for batch in each:
-            writer.write_batch(batch)
-
-
 def answer(connection: Any, wire: Wire, ask: dict[str, Any], files: Any) -> None:
     """Make the views, run the query, and send what it returns."""
     counted = ask["files"]
@@ -628,7 +483,7 @@ def answer(connection: Any, wire: Wire, ask: dict[str, Any], files: Any) -> None
     columns = [[name, str(kind)] for name, kind, *_ in connection.description]
     reader = result.to_arrow_reader(BATCH_ROWS)
     wire.say({"columns": columns})
-    rows, is_cut = written(reader, Out(wire, ask["bytes_max"]), ask)
+    rows, is_cut = written(reader, ResultStream(wire.data, ask["bytes_max"]), ask)
     wire.say({"end": {"rows": rows, "is_cut": is_cut}})
 
 
@@ -644,40 +499,12 @@ def explained(connection: Any, wire: Wire, ask: dict[str, Any]) -> None:
         raise QueryRefused(said["message"], position=at, kind=said["kind"]) from error
     text = "\n".join(str(row[-1]) for row in rows).rstrip() + "\n"
     wire.say({"columns": [["plan", "VARCHAR"]]})
-    wire.data(_encoder().encode([text]) + b"\n" if ask["format"] == "rows" else text.encode())
+    wire.data(encoder().encode([text]) + b"\n" if ask["format"] == "rows" else text.encode())
     wire.say({"end": {"rows": 1, "is_cut": False}})
 
 
-def _warm(settings: dict[str, Any]) -> None:
-    """Import all that a query may need, by running one in each format."""
-    connection = connected({**settings, "threads": 1}, file_system(Wire(), []), 256 * 1024**2)
-
-    class Nowhere(Wire):
-        def data(self, body: bytes) -> None:
-            del body
-
-    for name in ("rows", "jsonl", "csv", "parquet", "arrow"):
-        result = connection.execute(
-            "SELECT 1 AS a, 1.5::DECIMAL(9,2) AS b, now() AS c, DATE '2020-01-01' AS d, 'x' AS e,"
-            " [1] AS f, {'g': 1} AS g, TIME '10:00' AS h, INTERVAL 1 DAY AS i, uuid() AS j,"
-            " TIMESTAMP_NS '2020-01-01' AS k, '\\x01'::BLOB AS l, MAP {'a': 1} AS m, 1e0 AS n"
-        )
-        ask = {"format": name, "rows_max": 10, "cut": None}
-        if name == "parquet":
-            result = connection.execute("SELECT 1 AS a, 'x' AS b")
-        written(result.to_arrow_reader(10), Out(Nowhere(), 1 << 20), ask)
-    parsed(connection, "WITH a AS (SELECT 1) SELECT * FROM a")
-    connection.close()
-
-
-def give_up(settings: dict[str, Any], spill: list[int]) -> bool:
-    """Give up everything that a query takes not; whether the kernel refuses the rest."""
-    where = Path(__file__).parent.parent / "datasets" / "parquet_child.py"
-    spec = importlib.util.spec_from_file_location("parquet_child", where)
-    assert spec is not None
-    assert spec.loader is not None
-    lockdown = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(lockdown)
+def give_up(settings: dict[str, Any], user: int, parent: int, spill: list[int]) -> bool:
+    """Give up everything that a query does not need; whether the kernel refuses the rest."""
     limits = {
         resource.RLIMIT_CPU: settings["cpu_seconds"],
         resource.RLIMIT_CORE: 0,
@@ -689,17 +516,16 @@ def give_up(settings: dict[str, Any], spill: list[int]) -> bool:
         _, hard = resource.getrlimit(limit)
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(limit, (least, least))
-    if settings["user"]:
-        number = settings["user"]
+    if user:
         os.setgroups([])
-        os.setresgid(number, number, number)
-        os.setresuid(number, number, number)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
         resource.setrlimit(resource.RLIMIT_NPROC, (_PROCESSES_MAX, _PROCESSES_MAX))
     if sys.platform != "linux":
         return False
     library = ctypes.CDLL(None)
     library.prctl(_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != settings["parent"]:
+    if os.getppid() != parent:
         raise EOFError("the parent process exited")
     if library.prctl(lockdown.NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         raise OSError("failed to drop privileges for good")
@@ -729,36 +555,25 @@ def _said(error: BaseException) -> dict[str, Any]:
     return {"message": text[:4000], "position": position, "kind": kind}
 
 
-def main() -> None:
-    """Serve one query."""
-    settings = json.loads(sys.argv[1])
-    # Files without a name, for what does not fit into memory.
-    spill = [
-        os.open(settings["spill_folder"], os.O_TMPFILE | os.O_RDWR, 0o600)
+def serve(settings: dict[str, Any], user: int, parent: int) -> None:
+    """Serve one query over `SOCKET`."""
+    folder = settings["spill_folder"]
+    spill: list[BinaryIO] = [
+        tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - until this ends
         for _ in range(SPILL_FILES if settings["spill_bytes"] else 0)
     ]
-    for name in ("duckdb", "fsspec", "msgspec", "pyarrow", "pyarrow.parquet", "pyarrow.dataset"):
-        import_module(name)
-    import_module("pyarrow").set_cpu_count(1)
-    import_module("pyarrow").set_io_thread_count(1)
+    spilling = [each.fileno() for each in spill]
     # Now: a socket looks at itself when it is made.
     wire = Wire(socket.socket(fileno=SOCKET))
-    _warm(settings)
-    is_closed = give_up(settings, spill)
-    wire.say({"ready": True, "is_closed": is_closed})
+    is_closed = give_up(settings, user, parent, spilling)
     try:
-        ask = wire.hear()
-        files = file_system(wire, spill)
+        files = file_system(wire, spilling)
         connection = connected(settings, files, settings["memory_bytes"])
+        wire.say({"ready": True, "is_closed": is_closed})
+        ask = wire.hear()
         wire.say(parsed(connection, ask["sql"]))
         answer(connection, wire, {**wire.hear(), "sql": ask["sql"]}, files)
     except EOFError:
         pass
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the query's
         wire.say({"error": _said(error)})
-    # Threads of DuckDB may be busy; nothing here is worth waiting for.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,18 @@
-"""The parent's side of a query's process (`penstock.query.child`): started, fed, bounded, killed.
+"""The query service's side of a query's process (`penstock.query.child`): forked, fed, bounded.
 
-`QueryProcess` is one process, for one query. It is started before the query is known, so that its
-half second of imports is nobody's wait; it is told the SQL (`parse`), then which files there are
-(`run`), and each `next` is a piece of what comes out. Ranges that it asks for are read here: of the
-files that it was given, of at most `PIECE_BYTES_MAX`, and of nothing else. What it says is not
-trusted: its messages and results are bounded here, too.
+`QueryProcess` is one process, for one query. It is forked before the query is known, by a
+`QueryForkServer`, which has imported everything. It is told the SQL (`parse`), then which files
+there are (`run`), and each `next` is a piece of what comes out. Ranges that it asks for are read
+here: of the files that it was given, of at most `PIECE_BYTES_MAX`, and of nothing else. What it
+says is not trusted: its messages and results are bounded here, too.
 
-Bounds: `seconds_max` from `parse` on, after which it is killed; memory, threads, space for what
-does not fit, rows and bytes, which it keeps to itself, and the kernel has it keep to. `kill` ends
-it at once, whatever it does, from any thread; so does the end of this process.
+Bounds: `seconds_max` from `parse` on, after which it is ended; memory, threads, space for what
+does not fit, rows and bytes, which it keeps to itself, and the kernel has it keep to. `kill` cuts
+it off at once, from any thread, and `close` ends it, whatever it does; so does the end of the fork
+server, which ends with this process.
 
 `QueryProcesses` has one ready, from the first query on: an installation that nobody asks has none.
-After `idle_seconds` without a query the one that waits is ended.
+After `idle_seconds` without a query the one that waits is ended, and the fork server too.
 
 Users: where this runs as root on Linux, each process is a user whom nobody else is, taken from
 `uids` by a lock (`penstock.runtimes.uid_pool`). Elsewhere the processes are this user, closed by
@@ -29,8 +30,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,7 @@ from typing import Any, BinaryIO, Final
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError
-from penstock.query import child
+from penstock.query import child, fork_server
 from penstock.runtimes.uid_pool import LeasedUid, UidPool
 
 _log = logging.getLogger(__name__)
@@ -52,8 +54,13 @@ _START_SECONDS_MAX: Final = 60.0
 _READY_BYTES: Final = 1024 * 1024
 _MORE_BYTES: Final = 1024**3
 """What a process has besides DuckDB's own memory: programs, stacks, results on their way."""
+_FORK_SERVER: Final = (
+    "import sys; sys.path.append(sys.argv[1]);"
+    " from penstock.query import fork_server; fork_server.main()"
+)
 _ENVIRONMENT: Final = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "4",
 }
@@ -98,21 +105,13 @@ class QueryResult:
     is_cut: bool
 
 
-class QueryProcess:
-    """One process for one query."""
+class QueryForkServer:
+    """The process that forks those of queries, one request at a time. Made on the loop's thread:
+    the kernel ends it with the thread that has started it."""
 
-    def __init__(self, bounds: QueryBounds, *, user: LeasedUid | None, clock: Clock) -> None:
-        self._bounds = bounds
-        self._user = user
-        self._clock = clock
-        self._files: Sequence[BinaryIO | None] = ()
-        self._sizes: Sequence[int] = ()
-        self._bytes = 0
-        self._deadline: float | None = None
-        self.columns: list[list[str]] = []
-        self.result: QueryResult | None = None
-        self.is_closed = False
-        """Whether the kernel refuses it everything that it does not need."""
+    def __init__(self, bounds: QueryBounds) -> None:
+        self._lock = threading.Lock()
+        self._is_ready = False
         ours, theirs = socket.socketpair()
         self._socket = ours
         settings = {
@@ -123,21 +122,97 @@ class QueryProcess:
             "spill_folder": tempfile.gettempdir(),
             "cpu_seconds": int(bounds.seconds_max * bounds.threads) + 30,
             "files_max": OPEN_FILES_MAX,
-            "user": 0 if user is None else user.number,
             "parent": os.getpid(),
         }
+        root = Path(fork_server.__file__).parents[2]
+        command = [sys.executable, "-I", "-c", _FORK_SERVER, str(root), json.dumps(settings)]
         try:
-            # By the thread that lives as long as this process: with it the kernel ends the other.
             self._process = subprocess.Popen(  # noqa: S603 - our own
-                [sys.executable, "-I", str(Path(child.__file__)), json.dumps(settings)],
+                command,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
                 env=_ENVIRONMENT,
                 cwd="/",
             )
         except OSError:
             ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether more can be forked."""
+        return self._process.poll() is None
+
+    def fork(self, theirs: socket.socket, user: int) -> int:
+        """A new child that has this socket; its process id, which is its own until `end`."""
+        with self._lock:
+            return self._asked(fork_server.FORK, user, [theirs.fileno()])
+
+    def end(self, pid: int) -> None:
+        """Kill a child and wait for it. If this process has ended, so has the child."""
+        with self._lock, suppress(QueryFailed):
+            self._asked(fork_server.END, pid, [])
+
+    def close(self) -> None:
+        """End it, and with it its children."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def _asked(self, kind: bytes, number: int, files: Sequence[int]) -> int:
+        try:
+            self._socket.settimeout(_START_SECONDS_MAX)
+            if not self._is_ready:
+                self._answer()
+                self._is_ready = True
+            socket.send_fds(self._socket, [fork_server.REQUEST.pack(kind, number)], files)
+            return self._answer()
+        except OSError as error:
+            self._process.kill()
+            raise QueryFailed(
+                f"The process that forks those of queries does not answer: {error}.",
+                kind="unavailable",
+                hint="The log of the query service says why it ended. Retry.",
+            ) from error
+
+    def _answer(self) -> int:
+        said = self._socket.recv(fork_server.ANSWER.size, socket.MSG_WAITALL)
+        if len(said) != fork_server.ANSWER.size:
+            raise ConnectionError("it has ended")
+        (number,) = fork_server.ANSWER.unpack(said)
+        return int(number)
+
+
+class QueryProcess:
+    """One process for one query."""
+
+    def __init__(
+        self,
+        bounds: QueryBounds,
+        forks: QueryForkServer,
+        *,
+        user: LeasedUid | None,
+        clock: Clock,
+    ) -> None:
+        self._bounds = bounds
+        self._forks = forks
+        self._user = user
+        self._clock = clock
+        self._files: Sequence[BinaryIO | None] = ()
+        self._sizes: Sequence[int] = ()
+        self._bytes = 0
+        self._deadline: float | None = None
+        self.columns: list[list[str]] = []
+        self.result: QueryResult | None = None
+        self.is_closed = False
+        """Whether the kernel refuses it everything that it does not need."""
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._pid = forks.fork(theirs, 0 if user is None else user.number)
+        except BaseException:
+            self._socket.close()
             raise
         finally:
             theirs.close()
@@ -214,16 +289,14 @@ class QueryProcess:
         return None
 
     def kill(self) -> None:
-        """End it, whatever it does. May be called again, and by any thread."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        """Cut it off: whoever waits for it goes on. May be called again, and by any thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it, and give back what it has."""
+        """End it, whatever it does, and give back what it has."""
         self.kill()
-        self._process.wait()
+        self._forks.end(self._pid)
         self._socket.close()
         for each in self._files:
             if each is not None:
@@ -363,7 +436,9 @@ class QueryProcesses:
         self._threads = threads
         self._clock = clock
         self._idle_seconds = idle_seconds
-        self._ready: QueryProcess | None = None
+        self._forks: QueryForkServer | None = None
+        self._ready: Future[QueryProcess] | None = None
+        self._taken = 0
         self._idle: asyncio.TimerHandle | None = None
 
     @property
@@ -372,36 +447,38 @@ class QueryProcesses:
         return self._uids is not None
 
     async def take(self) -> QueryProcess:
-        """One that is ready; who has taken it closes it."""
+        """One that is ready; who has taken it gives it to `closed`."""
         found, self._ready = self._ready, None
-        if found is None:
-            found = self._started()
+        starting = self._started() if found is None else found
+        self._taken += 1
         try:
-            await self.within(found.wait)
+            return await asyncio.shield(asyncio.wrap_future(starting))
         except BaseException:
-            await self.closed(found)
+            self._taken -= 1
+            starting.add_done_callback(_close_made)
             raise
-        return found
 
     def prepare(self) -> None:
         """Have one ready for the next query, for a while."""
         if self._idle is not None:
             self._idle.cancel()
+        if self._ready is not None and self._ready.done() and self._ready.exception() is not None:
+            self._ready = None
         if self._ready is None:
-            try:
-                self._ready = self._started()
-            except (PenstockError, OSError) as error:
-                _log.warning("no process is ready for the next query: %s", error)
-                return
-        self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self.end)
+            self._ready = self._started()
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(self._idle_seconds, self._end_if_idle)
 
     def end(self) -> None:
-        """End the one that is ready."""
+        """End the one that is ready, and the fork server with all of its processes."""
         if self._idle is not None:
             self._idle.cancel()
-        if self._ready is not None:
-            found, self._ready = self._ready, None
-            found.close()
+        found, self._ready = self._ready, None
+        if found is not None:
+            found.add_done_callback(_close_made)
+        forks, self._forks = self._forks, None
+        if forks is not None:
+            forks.close()
 
     async def within(self, work: Any, *given: Any) -> Any:
         """Call something that blocks."""
@@ -409,17 +486,39 @@ class QueryProcesses:
 
     async def closed(self, process: QueryProcess) -> None:
         """Close a process that was taken, whatever becomes of who asks."""
+        self._taken -= 1
         process.kill()
         await asyncio.shield(self.within(process.close))
 
-    def _started(self) -> QueryProcess:
+    def _end_if_idle(self) -> None:
+        if not self._taken:
+            self.end()
+
+    def _started(self) -> Future[QueryProcess]:
+        if self._forks is None or not self._forks.is_alive:
+            self._forks = QueryForkServer(self._bounds)
+        return self._threads.submit(self._start, self._forks)
+
+    def _start(self, forks: QueryForkServer) -> QueryProcess:
         try:
             user = None if self._uids is None else self._uids.take()
         except PenstockError as error:
             raise QueryFailed(error.message, kind="unavailable", hint=error.hint) from error
         try:
-            return QueryProcess(self._bounds, user=user, clock=self._clock)
-        except OSError:
+            process = QueryProcess(self._bounds, forks, user=user, clock=self._clock)
+        except BaseException:
             if user is not None:
                 user.end()
             raise
+        try:
+            process.wait()
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+
+def _close_made(starting: Future[QueryProcess]) -> None:
+    """Close a process that nobody wants any more."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()

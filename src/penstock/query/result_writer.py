@@ -1,0 +1,167 @@
+"""The result of a query in the format that was asked for, within its bounds, as it comes.
+
+Called by the process of a query (`penstock.query.child`); imports what is large when it is used.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+CHUNK_BYTES = 128 * 1024
+
+
+class QueryRefused(Exception):
+    """The query cannot be run, and why; `position` is where in its text."""
+
+    def __init__(self, message: str, *, position: int | None = None, kind: str = "query") -> None:
+        super().__init__(message)
+        self.message = message
+        self.position = position
+        self.kind = kind
+
+
+class ResultStream(io.RawIOBase):
+    """Pieces of the result on their way, and their bound."""
+
+    def __init__(self, send: Callable[[bytes], None], bytes_max: int) -> None:
+        self._send = send
+        self._bytes_max = bytes_max
+        self._held = bytearray()
+        self.bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, body: Any) -> int:
+        self._held += body
+        self.bytes += len(body)
+        if self.bytes > self._bytes_max:
+            raise QueryRefused(
+                f"The result has more than {self._bytes_max:,} bytes: select fewer rows or"
+                " columns, or write it by a job.",
+                kind="too large",
+            )
+        if len(self._held) >= CHUNK_BYTES:
+            self.send()
+        return len(body)
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def send(self) -> None:
+        """Send what is held."""
+        if self._held:
+            self._send(bytes(self._held))
+            self._held.clear()
+
+
+def batches(reader: Any, *, rows_max: int, cut: int | None) -> Iterator[tuple[Any, bool]]:
+    """The batches of a result within its bounds; whether it goes on after `cut` rows."""
+    left = rows_max if cut is None else min(cut, rows_max)
+    is_cut = cut is not None and cut <= rows_max
+    for batch in reader:
+        if batch.num_rows > left:
+            if not is_cut:
+                raise QueryRefused(
+                    f"The result has more than {rows_max:,} rows: add a LIMIT, or write it by a"
+                    " job.",
+                    kind="too large",
+                )
+            yield batch.slice(0, left), True
+            return
+        left -= batch.num_rows
+        yield batch, False
+
+
+def plain_columns(batch: Any) -> list[list[Any]]:
+    """The values of a batch as Python has them, by column."""
+    pyarrow = import_module("pyarrow")
+    found = []
+    for column in batch.columns:
+        kind, each = column.type, column
+        if pyarrow.types.is_timestamp(kind) and kind.unit == "ns":
+            each = column.cast(pyarrow.timestamp("us", tz=kind.tz), safe=False)
+        found.append(each.to_pylist())
+    return found
+
+
+def written(reader: Any, out: ResultStream, ask: dict[str, Any]) -> tuple[int, bool]:
+    """Write a result in the format that was asked for; how many rows, and whether it was cut."""
+    writer = {
+        "rows": _rows,
+        "jsonl": _lines,
+        "csv": _csv,
+        "parquet": _parquet,
+        "arrow": _arrow,
+    }[ask["format"]]
+    rows, is_cut = 0, False
+
+    def counted() -> Iterator[Any]:
+        nonlocal rows, is_cut
+        for batch, ends in batches(reader, rows_max=ask["rows_max"], cut=ask["cut"]):
+            rows, is_cut = rows + batch.num_rows, ends
+            yield batch
+
+    writer(reader.schema, counted(), out)
+    out.send()
+    return rows, is_cut
+
+
+def encoder() -> Any:
+    return import_module("msgspec").json.Encoder(decimal_format="number", enc_hook=str)
+
+
+def _rows(_: Any, each: Iterator[Any], out: ResultStream) -> None:
+    encode = encoder().encode
+    for batch in each:
+        for row in zip(*plain_columns(batch), strict=True):
+            out.write(encode(row) + b"\n")
+        out.send()
+
+
+def _lines(schema: Any, each: Iterator[Any], out: ResultStream) -> None:
+    encode, names = encoder().encode, schema.names
+    for batch in each:
+        for row in zip(*plain_columns(batch), strict=True):
+            out.write(encode(dict(zip(names, row, strict=True))) + b"\n")
+
+
+def _csv(schema: Any, each: Iterator[Any], out: ResultStream) -> None:
+    encode = encoder().encode
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+
+    def cell(value: Any) -> Any:
+        match value:
+            case bool():
+                return "true" if value else "false"
+            case bytes():
+                return f"0x{value.hex()}"
+            case list() | dict() | tuple():
+                return encode(value).decode()
+        return value
+
+    writer.writerow(schema.names)
+    for batch in each:
+        for row in zip(*plain_columns(batch), strict=True):
+            writer.writerow([cell(value) for value in row])
+        out.write(text.getvalue().encode())
+        text.seek(0)
+        text.truncate()
+    out.write(text.getvalue().encode())
+
+
+def _parquet(schema: Any, each: Iterator[Any], out: ResultStream) -> None:
+    with import_module("pyarrow.parquet").ParquetWriter(out, schema) as writer:
+        for batch in each:
+            writer.write_batch(batch)
+
+
+def _arrow(schema: Any, each: Iterator[Any], out: ResultStream) -> None:
+    with import_module("pyarrow").ipc.new_stream(out, schema) as writer:
+        for batch in each:
+            writer.write_batch(batch)
