@@ -33,7 +33,8 @@ IMAGE = f"penstock:{VERSION}"
 SETTINGS = {f"PENSTOCK_{each.name.upper()}" for each in fields(Settings)} | {"PENSTOCK_SETTINGS"}
 DEFAULTS = Settings()
 PORTS = {"public": DEFAULTS.port, "internal": DEFAULTS.internal_port} | {
-    "webhook": DEFAULTS.webhook_port
+    "webhook": DEFAULTS.webhook_port,
+    "query": DEFAULTS.query_port,
 }
 UID = 10001
 _FILLED = re.compile(r"\$\{(\w+):\?[^}]*\}")
@@ -161,6 +162,7 @@ def _settings(container: Container) -> Settings:
 
 def test_every_way_has_every_part() -> None:
     parts = {("dispatcher",), ("worker",), ("source", "cron"), ("source", "webhook")}
+    parts |= {("query-service",)}
     for way in (_composed, _orchestrated, _on_ecs):
         assert {each.command for each in way()} == parts
 
@@ -184,6 +186,10 @@ def test_variables_are_settings_and_their_values_can_be_right(container: Contain
         assert not any(held)
         assert "PENSTOCK_WEBHOOK_TOKEN" in said
         assert not settings.is_webhook_on_loopback
+    elif container.command == ("query-service",):
+        # It runs SQL of others: nothing of the installation is to be had there.
+        assert not any((settings.worker_secret, settings.api_token, settings.postgres))
+        assert settings.query_host == "0.0.0.0"
     else:
         # Without it each would make a secret of its own, and nobody would believe the other.
         assert settings.worker_secret
@@ -191,11 +197,12 @@ def test_variables_are_settings_and_their_values_can_be_right(container: Contain
         assert settings.postgres, "it would start a Postgres of its own"
         assert settings.api_token
         assert settings.host == settings.internal_host == "0.0.0.0"
+        assert urlsplit(settings.query_service).port == PORTS["query"]
     else:
         (address,) = settings.dispatchers
         assert urlsplit(address).port == PORTS["internal"]
         assert "PENSTOCK_POSTGRES" not in said, "only dispatchers need Postgres"
-    if container.command in {("dispatcher",), ("worker",)}:
+    if container.command in {("dispatcher",), ("worker",), ("query-service",)}:
         assert settings.store.startswith("s3://")
 
 
@@ -204,6 +211,7 @@ def test_ports_and_probes_are_those_that_are_served(container: Container) -> Non
     serves = {
         ("dispatcher",): {PORTS["public"], PORTS["internal"]},
         ("source", "webhook"): {PORTS["webhook"]},
+        ("query-service",): {PORTS["query"]},
     }.get(container.command, set())
     assert container.ports <= serves
     paths = {each.path for each in PROBES} if "dispatcher" in container.command else {"/healthz"}
@@ -235,8 +243,12 @@ def test_pods_are_bounded_and_unprivileged_and_get_no_variables_of_services() ->
         # The service penstock-internal would be the variable PENSTOCK_INTERNAL_PORT.
         assert pod["enableServiceLinks"] is False
         assert pod["automountServiceAccountToken"] is False
-        assert pod["securityContext"]["runAsUser"] == UID
+        is_query = deployment["metadata"]["name"] == "query"
+        assert pod["securityContext"]["runAsUser"] == (0 if is_query else UID)
         for each in pod["containers"]:
+            kept = ["SETUID", "SETGID", "KILL"] if is_query else []
+            capabilities = each["securityContext"]["capabilities"]
+            assert (capabilities["drop"], capabilities.get("add", [])) == (["ALL"], kept)
             assert each["resources"]["requests"].keys() == {"cpu", "memory"}
             assert "memory" in each["resources"]["limits"]
             assert each["securityContext"]["readOnlyRootFilesystem"] is True
@@ -271,6 +283,7 @@ def test_the_internal_listener_has_a_service_of_its_own() -> None:
         "penstock": {PORTS["public"]},
         "penstock-internal": {PORTS["internal"]},
         "penstock-webhook": {PORTS["webhook"]},
+        "penstock-query": {PORTS["query"]},
     }
     assert all("type" not in each["spec"] for each in _kind("Service")), "none is a load balancer"
 
@@ -340,6 +353,10 @@ def test_compose_publishes_on_loopback_only_and_the_internal_listener_nowhere() 
     }
     near = {name for name, each in services.items() if "state" in each["networks"]}
     assert near == {"postgres", "s3", "dispatcher"}, "only dispatchers reach Postgres"
+    query = services["query"]
+    assert (query["user"], query["cap_drop"]) == ("0:0", ["ALL"])
+    assert query["cap_add"] == ["SETUID", "SETGID", "KILL"]
+    assert query["networks"] == ["internal"]
     assert _compose()["networks"]["internal"] == {"internal": True}
 
 

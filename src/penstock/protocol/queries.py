@@ -45,6 +45,13 @@ class QueryAsk(Ask):
     """Cut the result after so many, and say so; None is all, or a refusal."""
 
 
+class KeyRange(Ask):
+    """The partition keys from one to another, both included; null is no bound."""
+
+    low: str | None = None
+    high: str | None = None
+
+
 class QueryBeginAsk(Ask):
     """The query service is about to run a query, or has refused it."""
 
@@ -52,6 +59,8 @@ class QueryBeginAsk(Ask):
     tables: Annotated[list[Name], Meta(max_length=TABLES_MAX)] = []
     given: Annotated[list[Name], Meta(max_length=1000)] = []
     """Names that the query gives by WITH: if there is no such dataset, that is what is meant."""
+    keys: Annotated[dict[Name, list[KeyRange]], Meta(max_length=TABLES_MAX)] = {}
+    """Of partitioned tables which partitions are needed; of those not named here all are."""
     at: Moment | None = None
     refusal: str | None = None
     """Why it is not run: it is noted, and nothing else."""
@@ -72,6 +81,8 @@ class QueryTable(Answer):
     columns: list[ColumnAnswer]
     parts: list[QueryPart]
     snapshot: int | None = None
+    is_partitioned: bool = False
+    """Whether it has partitions, also if none of them is needed."""
 
 
 class QueryBeginAnswer(Answer):

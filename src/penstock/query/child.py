@@ -48,6 +48,8 @@ from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from penstock.datasets import parquet_child as lockdown
+from penstock.datasets.schema import field_of, parts_of
+from penstock.query.pruning import conditions
 from penstock.query.result_writer import QueryRefused, ResultStream, encoder, written
 
 HEADER = struct.Struct(">IB")
@@ -61,6 +63,7 @@ SPILL = "spill"
 KEY = "__penstock_key"
 """The virtual folder of a partition: DuckDB leaves out files by it."""
 SOCKET = 0
+_FULL = "no temporary file is left"
 _DEATH_SIGNAL = 1
 _PROCESSES_MAX = 128
 MORE_CALLS = {
@@ -263,7 +266,7 @@ class Files:
         with self._taking:
             if name not in self._held:
                 if not self._spill:
-                    raise OSError("no space is left for what does not fit into memory")
+                    raise OSError(_FULL)
                 self._held[name] = self._spill.pop()
             if is_new:
                 os.ftruncate(self._held[name], 0)
@@ -347,7 +350,8 @@ def connected(settings: dict[str, Any], files: Any, memory_bytes: int) -> Any:
     )
     connection.register_filesystem(files)
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute(f"SET temp_directory = '{PROTOCOL}://spill'")
+    where = f"{PROTOCOL}://{SPILL}" if settings["spill_bytes"] else ""
+    connection.execute(f"SET temp_directory = '{where}'")
     connection.execute(f"SET max_temp_directory_size = '{settings['spill_bytes']}B'")
     return connection
 
@@ -361,17 +365,19 @@ def locked(connection: Any) -> None:
 
 
 def parsed(connection: Any, sql: str) -> dict[str, Any]:
-    """The tables that one SELECT names, and the names that it gives by WITH."""
+    """The tables that one SELECT names, the names that it gives by WITH, and its conditions."""
     (text,) = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchone()
     tree = json.loads(text)
     if tree.get("error"):
         said = str(tree.get("error_message", ""))
         if "Only SELECT" in said:
-            said = "Only one SELECT is taken: nothing else is run."
+            said = "Only one SELECT is allowed: no other statement is run."
         raise QueryRefused(said, position=_position(tree))
     statements = tree["statements"]
     if len(statements) != 1:
-        raise QueryRefused(f"One SELECT is taken at a time, and these are {len(statements)}.")
+        raise QueryRefused(
+            f"Only one SELECT is allowed: this text has {len(statements)} statements."
+        )
     tables: dict[str, None] = {}
     given: dict[str, None] = {}
     waiting: list[Any] = [statements[0]]
@@ -383,7 +389,11 @@ def parsed(connection: Any, sql: str) -> dict[str, Any]:
             continue
         _look(node, tables, given)
         waiting += node.values()
-    return {"tables": list(tables), "given": list(given)}
+    return {
+        "tables": list(tables),
+        "given": list(given),
+        "conditions": conditions(statements[0]),
+    }
 
 
 def _look(node: dict[str, Any], tables: dict[str, None], given: dict[str, None]) -> None:
@@ -394,11 +404,13 @@ def _look(node: dict[str, Any], tables: dict[str, None], given: dict[str, None])
     kind = node.get("type")
     is_source = "alias" in node and "sample" in node
     if is_source and kind not in _SOURCES:
-        raise QueryRefused(f"A SELECT from {kind} is not taken.", position=at)
+        raise QueryRefused(f"FROM {kind} is not supported.", position=at)
     if kind == "BASE_TABLE":
         if node.get("schema_name") or node.get("catalog_name"):
             name = f"{node.get('schema_name') or node.get('catalog_name')}.{node['table_name']}"
-            raise QueryRefused(f"There is no table {name}: datasets have no schema.", position=at)
+            raise QueryRefused(
+                f"There is no table {name}: name a dataset without a schema.", position=at
+            )
         tables[node["table_name"]] = None
     if kind == "TABLE_FUNCTION":
         name = str(node.get("function", {}).get("function_name", "")).lower()
@@ -425,7 +437,9 @@ def view_of(table: dict[str, Any]) -> str:
         if group["columns"] is None:
             columns = f"* EXCLUDE ({_name(KEY)})"
         else:
-            columns = ", ".join(_name(each) for each, _ in group["columns"])
+            # What the dataset has no longer is not shown, and hides no name that it has.
+            wanted = {name for name, _ in table["columns"] or group["columns"]}
+            columns = ", ".join(_name(name) for name, _ in group["columns"] if name in wanted)
         if table["partition"]:
             columns = f"{columns}, {_name(KEY)} AS {_name(table['partition'])}"
         pieces.append(f"SELECT {columns} FROM {source}")  # noqa: S608 - names are quoted
@@ -459,9 +473,24 @@ def _text(text: str) -> str:
 
 
 def _type(kind: str) -> str:
+    """A type of DuckDB for one in Spark's words; text for what it has no word for."""
+    outer, inner = parts_of(kind)
+    match outer, inner:
+        case "array", [of]:
+            return f"{_type(of)}[]"
+        case "map", [key, of]:
+            return f"MAP({_type(key)}, {_type(of)})"
+        case "struct", [_, *_]:
+            fields = (field_of(each) for each in inner)
+            return f"STRUCT({', '.join(f'{_bare_name(name)} {_type(of)}' for name, of in fields)})"
     if kind.startswith("decimal(") and kind[8:-1].replace(",", "").isdecimal():
         return kind.upper()
     return _TYPES.get(kind, "VARCHAR")
+
+
+def _bare_name(text: str) -> str:
+    quoted = len(text) > 1 and text[0] == text[-1] == "`"
+    return _name(text[1:-1].replace("``", "`") if quoted else text)
 
 
 def answer(connection: Any, wire: Wire, ask: dict[str, Any], files: Any) -> None:
@@ -540,7 +569,8 @@ def _said(error: BaseException) -> dict[str, Any]:
     """An error as its reader gets it."""
     if isinstance(error, QueryRefused):
         return {"message": error.message, "position": error.position, "kind": error.kind}
-    text = str(error)
+    # What Python's frames are is nobody's business who asks.
+    text = str(error).partition("\n\nAt:\n")[0]
     position, kind = None, "query"
     for at in (text.find("{"),) if "{" in text else ():
         try:
@@ -550,8 +580,10 @@ def _said(error: BaseException) -> dict[str, Any]:
             kind = "memory" if "Memory" in told["exception_type"] else "query"
         except (ValueError, KeyError, TypeError):
             pass
+    if _FULL in text:
+        text, kind = "The query needs more temporary space than `query_spill` allows.", "memory"
     if isinstance(error, MemoryError):
-        text, kind = "The query needs more memory than a query may have.", "memory"
+        text, kind = "The query needs more memory than `query_memory` allows.", "memory"
     return {"message": text[:4000], "position": position, "kind": kind}
 
 

@@ -39,8 +39,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from penstock.kernel.clock import Clock
-from penstock.kernel.errors import PenstockError
-from penstock.query import child, fork_server
+from penstock.kernel.errors import NotFound, PenstockError
+from penstock.query import child, fork_server, pruning
+from penstock.query.pruning import Condition
 from penstock.runtimes.uid_pool import LeasedUid, UidPool
 
 _log = logging.getLogger(__name__)
@@ -91,10 +92,12 @@ class QueryBounds:
 
 @dataclass(frozen=True, slots=True)
 class ParsedQuery:
-    """What a SELECT names: tables, and the names that it gives by WITH."""
+    """What a SELECT names: tables, and the names that it gives by WITH; and of its tables what its
+    conditions let through (`penstock.query.pruning`)."""
 
     tables: tuple[str, ...]
     given: frozenset[str]
+    conditions: Mapping[str, Condition]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +213,7 @@ class QueryProcess:
         """Whether the kernel refuses it everything that it does not need."""
         self._socket, theirs = socket.socketpair()
         try:
-            self._pid = forks.fork(theirs, 0 if user is None else user.number)
+            self.pid = forks.fork(theirs, 0 if user is None else user.number)
         except BaseException:
             self._socket.close()
             raise
@@ -238,8 +241,15 @@ class QueryProcess:
         names, given = said.get("tables"), said.get("given")
         every = (names, given)
         if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in every):
-            raise QueryFailed("The process of the query gave no answer.", kind="unavailable")
-        return ParsedQuery(tuple(names or ()), frozenset(given or ()))
+            raise QueryFailed(
+                "The process of the query sent an invalid answer.", kind="unavailable"
+            )
+        found = said.get("conditions")
+        known = {
+            str(name): pruning.checked(each)
+            for name, each in (found if isinstance(found, dict) else {}).items()
+        }
+        return ParsedQuery(tuple(names or ()), frozenset(given or ()), known)
 
     def run(
         self,
@@ -276,7 +286,9 @@ class QueryProcess:
         if kind == child.DATA:
             self._bytes += len(body)
             if self._bytes > self._bounds.bytes_max + child.FRAME_BYTES_MAX:
-                raise QueryFailed("The result has too many bytes.", kind="too large")
+                raise QueryFailed(
+                    f"The result has more than {self._bounds.bytes_max:,} bytes.", kind="too large"
+                )
             return body
         said = self._read_message(body)
         if "file" in said:
@@ -284,7 +296,7 @@ class QueryProcess:
             return b""
         end = said.get("end")
         if not isinstance(end, dict):
-            raise QueryFailed("The process of the query gave no result.", kind="unavailable")
+            raise QueryFailed("The process of the query sent no result.", kind="unavailable")
         self.result = QueryResult(rows=int(end["rows"]), is_cut=bool(end["is_cut"]))
         return None
 
@@ -296,7 +308,7 @@ class QueryProcess:
     def close(self) -> None:
         """End it, whatever it does, and give back what it has."""
         self.kill()
-        self._forks.end(self._pid)
+        self._forks.end(self.pid)
         self._socket.close()
         for each in self._files:
             if each is not None:
@@ -314,7 +326,9 @@ class QueryProcess:
         while True:
             kind, body = self._frame(bytes_max)
             if kind != child.JSON:
-                raise QueryFailed("The process of the query gave no answer.", kind="unavailable")
+                raise QueryFailed(
+                    "The process of the query sent an invalid answer.", kind="unavailable"
+                )
             said = self._read_message(body)
             if "file" not in said:
                 return said
@@ -326,7 +340,9 @@ class QueryProcess:
         except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
-            raise QueryFailed("The process of the query gave no answer.", kind="unavailable")
+            raise QueryFailed(
+                "The process of the query sent an invalid answer.", kind="unavailable"
+            )
         if isinstance(error := said.get("error"), dict):
             position = error.get("position")
             raise QueryFailed(
@@ -339,24 +355,37 @@ class QueryProcess:
     def _hand_over(self, said: Mapping[str, Any]) -> None:
         """Read a range of a file that was given, and of no other."""
         number, at, count = said.get("file"), said.get("at"), said.get("bytes")
-        wrong = QueryFailed("The process of the query asked for what it may not read.")
+        wrong = QueryFailed("The process of the query asked for a range that it may not read.")
         if not (isinstance(number, int) and isinstance(at, int) and isinstance(count, int)):
             raise wrong
         file = self._files[number] if 0 <= number < len(self._files) else None
         if file is None or not 0 <= at <= at + count <= self._sizes[number]:
             raise wrong
         if count > PIECE_BYTES_MAX:
-            raise QueryFailed("A file has a piece that is too large to be read at once.")
-        file.seek(at)
-        body = file.read(count)
+            raise QueryFailed(
+                f"A column chunk has more than {PIECE_BYTES_MAX:,} bytes: write smaller row groups."
+            )
+        try:
+            file.seek(at)
+            body = file.read(count)
+        except NotFound as error:
+            raise QueryFailed(
+                f"{error.message.rstrip('.')}: it was removed since it was published.",
+                kind="missing",
+                hint="Query again. If it stays missing, run a backfill of its partition.",
+            ) from error
         if len(body) != count:
-            raise QueryFailed("A file is shorter than what was published of it.")
+            raise QueryFailed(
+                "A file is shorter than its manifest says: it was changed after it was published."
+            )
         self._write(body)
 
     def _frame(self, bytes_max: int) -> tuple[int, bytes]:
         size, kind = child.HEADER.unpack(self._read(child.HEADER.size))
         if size > bytes_max:
-            raise QueryFailed("The process of the query said too much.", kind="unavailable")
+            raise QueryFailed(
+                "The process of the query sent a message that is too large.", kind="unavailable"
+            )
         return kind, self._read(size)
 
     def _send(self, body: bytes) -> None:
@@ -397,17 +426,17 @@ class QueryProcess:
     def _late(self) -> QueryFailed:
         self.kill()
         return QueryFailed(
-            f"The query was ended after {self._bounds.seconds_max:g} seconds.",
+            f"The query was cancelled after {self._bounds.seconds_max:g} seconds.",
             kind="too slow",
-            hint="Select less at a time, or have a job compute it.",
+            hint="Select less at a time, or run it as a job.",
         )
 
     def _ended(self) -> QueryFailed:
         return QueryFailed(
-            "The process of the query was ended: it was cancelled, or needed more memory than a"
-            " query may have.",
+            "The process of the query exited before its result was complete: it was cancelled, or"
+            " needed more memory than `query_memory` allows.",
             kind="ended",
-            hint="Select less at a time, or have a job compute it.",
+            hint="Select less at a time, or run it as a job.",
         )
 
 

@@ -52,13 +52,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, BinaryIO, Final, TypeVar
 
 import httpx
 import msgspec
 
 from penstock.datasets import snapshot
-from penstock.datasets.schema import is_hidden
+from penstock.datasets.bounds import ColumnKind, kind_of, may_hold
+from penstock.datasets.schema import Column, is_hidden
 from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.api.application import Application
 from penstock.dispatcher.api.endpoints import ApiCall, ApiEndpoint, HttpReply, RequiredProof
@@ -97,6 +99,7 @@ from penstock.query.engine import (
     QueryProcess,
     QueryProcesses,
 )
+from penstock.query.pruning import Condition, file_filter, folded, needed_keys
 from penstock.runtimes.uid_pool import UidPool
 from penstock.tokens.claims import QUERY_AUDIENCE, TASK_AUDIENCE, Claims
 from penstock.tokens.verifier import JWKS_PATH, HttpKeys, KeyCache, Verifier
@@ -229,6 +232,8 @@ class QueryFiles:
     tables: list[dict[str, Any]] = field(default_factory=list)
     files: list[BinaryIO] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    bytes: int = 0
+    """How much all of them have together."""
 
     def close(self) -> None:
         """Close what is open."""
@@ -236,8 +241,14 @@ class QueryFiles:
             each.close()
 
 
-def open_files(tables: Sequence[QueryTable], transfer: Transfer, *, scan_bytes: int) -> QueryFiles:
-    """Read the manifests of parts and open their files; blocks.
+def open_files(
+    tables: Sequence[QueryTable],
+    transfer: Transfer,
+    *,
+    scan_bytes: int,
+    conditions: Mapping[str, Condition] = MappingProxyType({}),
+) -> QueryFiles:
+    """Read the manifests of parts and open the files that may have rows of the query; blocks.
 
     Columns are those of the manifests: files with the same are one scan, and scans are put together
     by name. A file of another size than was published is refused.
@@ -245,7 +256,10 @@ def open_files(tables: Sequence[QueryTable], transfer: Transfer, *, scan_bytes: 
     made = QueryFiles()
     try:
         for table in tables:
-            made.tables.append(_add_table(made, table, transfer, scan_bytes=scan_bytes))
+            wanted = conditions.get(table.name)
+            # Without a schema, what columns there are is known by the files.
+            sought = wanted if table.columns else None
+            made.tables.append(_add_table(made, table, transfer, sought, scan_bytes=scan_bytes))
     except BaseException:
         made.close()
         raise
@@ -253,7 +267,12 @@ def open_files(tables: Sequence[QueryTable], transfer: Transfer, *, scan_bytes: 
 
 
 def _add_table(
-    made: QueryFiles, table: QueryTable, transfer: Transfer, *, scan_bytes: int
+    made: QueryFiles,
+    table: QueryTable,
+    transfer: Transfer,
+    wanted: Condition,
+    *,
+    scan_bytes: int,
 ) -> dict[str, Any]:
     groups: dict[tuple[tuple[str, str], ...] | None, list[tuple[int, str]]] = {}
     columns = [(each.name, each.type) for each in table.columns if not is_hidden(each.name)]
@@ -264,21 +283,28 @@ def _add_table(
                 f"What is published of {table.name!r} is not Parquet: {found.others[0].location}."
             )
         named = tuple((x.name, x.type) for x in found.columns if not is_hidden(x.name)) or None
+        kinds = _kinds(found.columns, {name for name, _ in columns})
+        sought = file_filter(wanted, kinds)
+        bounded = dict(kinds.values())
         for file in found.files:
             if file.rows == 0:
                 continue
+            if not may_hold(sought, file.bounds, bounded, rows=file.rows):
+                groups.setdefault(named, [])
+                continue
             groups.setdefault(named, []).append((len(made.files), part.partition_key))
             _add_file(made, file, transfer)
-            if sum(made.sizes[-1:]) and _total(made) > scan_bytes:
+            if made.bytes > scan_bytes:
                 raise QueryFailed(
                     f"The files of this query have more than {scan_bytes:,} bytes together.",
                     kind="too large",
-                    hint="Query fewer datasets, or have a job of Spark compute it.",
+                    hint="Add a condition on `partition_key`, or use Spark.",
                 )
     if not groups and not columns:
         raise InvalidInput(f"Nothing with columns is published of the dataset {table.name!r}.")
-    is_partitioned = any(each.partition_key for each in table.parts)
-    known = {name.casefold() for group in [columns, *groups] for name, _ in group or ()}
+    is_partitioned = table.is_partitioned or any(each.partition_key for each in table.parts)
+    shown = [tuple(columns)] if columns else list(groups)
+    known = {folded(name) for group in shown for name, _ in group or ()}
     name = PARTITION_COLUMN
     while name in known:
         name = f"_{name}"
@@ -286,7 +312,19 @@ def _add_table(
         "name": table.name,
         "columns": columns,
         "partition": name if is_partitioned else None,
-        "groups": [{"columns": group, "files": files} for group, files in groups.items()],
+        "groups": [{"columns": group, "files": files} for group, files in groups.items() if files],
+    }
+
+
+def _kinds(every: Sequence[Column], known: set[str]) -> dict[str, tuple[str, ColumnKind]]:
+    """How columns are compared, by the names that DuckDB has for them, where these are certain."""
+    names = Counter(folded(each.name) for each in every)
+    return {
+        folded(each.name): (each.name, kind)
+        for each in every
+        if names[folded(each.name)] == 1
+        and (not known or each.name in known)
+        and (kind := kind_of(each.type)) is not None
     }
 
 
@@ -295,7 +333,7 @@ def _add_file(made: QueryFiles, file: snapshot.DataFile, transfer: Transfer) -> 
         raise QueryFailed(
             f"The query reads more than {FILES_MAX:,} files.",
             kind="too large",
-            hint="Compact the datasets, or have a job of Spark compute it.",
+            hint="Add a condition on `partition_key`, compact the datasets, or use Spark.",
         )
     opened: Any = LazyFile(transfer, file.location)
     is_here = file.location.startswith("file:") and len(made.files) < OPEN_FILES_MAX
@@ -310,10 +348,7 @@ def _add_file(made: QueryFiles, file: snapshot.DataFile, transfer: Transfer) -> 
     else:
         made.files.append(opened)
     made.sizes.append(file.bytes)
-
-
-def _total(made: QueryFiles) -> int:
-    return sum(made.sizes)
+    made.bytes += file.bytes
 
 
 class QueryService(Service):
@@ -481,6 +516,7 @@ class _Query:
         self._proof = proof
         self._began = service.clock.monotonic()
         self._begun: QueryBeginAnswer | None = None
+        self._conditions: Mapping[str, Condition] = {}
         self._rows = self._bytes = 0
 
     async def pieces(self) -> AsyncGenerator[bytes]:
@@ -527,8 +563,15 @@ class _Query:
             sql=self._ask.sql,
             tables=list(parsed.tables),
             given=[each for each in parsed.tables if each in parsed.given],
+            keys={
+                name: ranges
+                for name, each in parsed.conditions.items()
+                if name in parsed.tables
+                and (ranges := needed_keys(each, PARTITION_COLUMN)) is not None
+            },
             at=self._ask.at,
         )
+        self._conditions = parsed.conditions
         self._begun = await self._service.dispatcher.begin(asked, self._proof)
 
     async def _refuse(self, reason: str) -> None:
@@ -544,7 +587,12 @@ class _Query:
 
         def run() -> None:
             assert self._begun is not None
-            made = open_files(self._begun.tables, transfer, scan_bytes=service.settings.scan_bytes)
+            made = open_files(
+                self._begun.tables,
+                transfer,
+                scan_bytes=service.settings.scan_bytes,
+                conditions=self._conditions,
+            )
             how = {"format": ask.format.value, "explain": ask.explain, "cut": ask.rows}
             process.run(made.tables, made.files, made.sizes, how=how)
 

@@ -235,7 +235,10 @@ def test_a_query_ends_when_its_caller_goes_or_its_time_is_over(
     async def story(site: Site) -> None:
         clock = SystemClock()
         answer = refused(await site.query(SLOW), 422)
-        assert (answer.type, answer.title) == ("too slow", "The query was ended after 8 seconds.")
+        assert (answer.type, answer.title) == (
+            "too slow",
+            "The query was cancelled after 8 seconds.",
+        )
         slow = f"{SLOW} WHERE a > 0"
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(site.query(slow))

@@ -150,13 +150,14 @@ class Queries:
 
     async def _published(self, ask: QueryBeginAsk, names: Sequence[str]) -> list[dict[str, Any]]:
         if ask.at is None:
-            return await self._rows("queried_now", names=names)
+            return await self._rows("queried_now", names=names, **_ranges(ask))
         moment = moment_of(ask.at)
-        for each in await self._rows("queried_now", names=names):
+        for each in await self._rows("dataset_uuids", names=names):
             await self._snapshots.make(each["uuid"])
         # The id of a snapshot is its time, so it means a moment for every dataset.
         moment_ms = moment["id"] if moment["id"] is not None else moment["moment_ms"]
-        rows = await self._rows("queried_then", names=names, moment_ms=moment_ms)
+        asked = {"names": names, "moment_ms": moment_ms, **_ranges(ask)}
+        rows = await self._rows("queried_then", **asked)
         bare = next((row["name"] for row in rows if row["snapshot"] is None), None)
         if bare is not None:
             raise InvalidInput(
@@ -175,7 +176,8 @@ class Queries:
             for each in claims.grants.read
             for prefix in each.prefixes
         ]
-        rows = await self._rows("queried_claim", names=names, grants=json.dumps(grants))
+        asked = {"names": names, "grants": json.dumps(grants), **_ranges(ask)}
+        rows = await self._rows("queried_claim", **asked)
         lacking = [each.dataset for each in claims.grants.read if each.omitted]
         if lacking:
             every = await self._rows("dataset_names", uuids=lacking)
@@ -229,15 +231,32 @@ def _table(row: dict[str, Any]) -> QueryTable:
         columns=msgspec.convert(row["columns"], list[ColumnAnswer]),
         parts=msgspec.convert(row["parts"], list[QueryPart]),
         snapshot=row["snapshot"],
+        is_partitioned=row["is_partitioned"],
     )
+
+
+def _ranges(ask: QueryBeginAsk) -> dict[str, object]:
+    """Which partitions are needed, as the statements take it."""
+    ranges = [
+        {"name": name, "low": _text(each.low), "high": _text(each.high)}
+        for name, every in ask.keys.items()
+        for each in every
+    ]
+    return {"ranges": json.dumps(ranges), "pruned": list(ask.keys)}
+
+
+def _text(key: str | None) -> str | None:
+    """A key as Postgres takes it. No partition has one that it does not."""
+    return None if key is None else storable(key)
 
 
 def _check_size(tables: Sequence[QueryTable]) -> None:
     parts = sum(len(each.parts) for each in tables)
     if parts > QUERY_PARTS_MAX:
         raise InvalidInput(
-            f"The query reads {parts:,} parts, and may read {QUERY_PARTS_MAX:,}.",
-            hint="Compact the datasets, or have a job of Spark compute it.",
+            f"The query reads {parts:,} parts of datasets, and at most {QUERY_PARTS_MAX:,} are"
+            " allowed.",
+            hint="Add a condition on `partition_key`, or run it as a Spark job.",
         )
 
 

@@ -1,14 +1,38 @@
 -- Queries over what is published, for penstock.dispatcher.catalog.queries.
 
 -- name: queried_now
--- What is published now of all these datasets, in one statement, and so of one moment.
+-- What is published now of all these datasets, in one statement, and so of one moment. Of those in
+-- `pruned` the partitions whose keys are in `ranges`; of others, and of those where the column
+-- `partition_key` is none of partitions, all (`whole`).
+WITH exact AS (
+    SELECT needed.name, needed.low AS key
+    FROM jsonb_to_recordset(%(ranges)s::jsonb) AS needed(name text, low text, high text)
+    WHERE needed.low = needed.high
+), spans AS (
+    SELECT needed.name, needed.low, needed.high
+    FROM jsonb_to_recordset(%(ranges)s::jsonb) AS needed(name text, low text, high text)
+    WHERE needed.low IS DISTINCT FROM needed.high OR needed.low IS NULL
+)
 SELECT dataset.name, dataset.id::text AS uuid, current.version::text AS generation,
        coalesce(schema.columns, '[]'::jsonb) AS columns, NULL::bigint AS snapshot,
-       coalesce(held.parts, '[]'::jsonb) AS parts, penstock_now() AS moment
+       coalesce(held.parts, '[]'::jsonb) AS parts, penstock_now() AS moment,
+       EXISTS (
+           SELECT FROM publication
+           WHERE publication.dataset_id = dataset.id AND publication.generation = current.version
+             AND publication.partition_key <> ''
+       ) AS is_partitioned
 FROM dataset
 LEFT JOIN generation AS current ON current.dataset_id = dataset.id AND current.state = 'current'
 LEFT JOIN generation_schema AS schema ON schema.dataset_id = dataset.id
     AND schema.version = current.version
+CROSS JOIN LATERAL (
+    SELECT NOT dataset.name = ANY(%(pruned)s::text[])
+        OR coalesce(jsonb_array_length(schema.columns), 0) = 0
+        OR EXISTS (
+            SELECT FROM jsonb_array_elements(schema.columns) AS one(said)
+            WHERE lower(one.said ->> 'name') = 'partition_key'
+        ) AS is_so
+) AS whole
 LEFT JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_object(
         'location', coalesce(piece.location, publication.location),
@@ -24,15 +48,39 @@ LEFT JOIN LATERAL (
         AND piece.partition_key = publication.partition_key
     WHERE publication.dataset_id = dataset.id AND publication.generation = current.version
       AND NOT starts_with(publication.location, 'range:')
+      AND (whole.is_so OR publication.partition_key = ''
+           OR (dataset.name, publication.partition_key) IN (SELECT exact.name, exact.key FROM exact)
+           OR EXISTS (
+               SELECT FROM spans
+               WHERE spans.name = dataset.name
+                 AND (spans.low IS NULL OR publication.partition_key COLLATE "C" >= spans.low)
+                 AND (spans.high IS NULL OR publication.partition_key COLLATE "C" <= spans.high)
+           ))
 ) AS held ON true
 WHERE dataset.name = ANY(%(names)s)
 ORDER BY dataset.name
 
 -- name: queried_then
--- What the latest snapshot of each showed that is not after a moment, which is its id as well.
+-- What the latest snapshot of each showed that is not after a moment, which is its id as well; of
+-- the same partitions.
+WITH exact AS (
+    SELECT needed.name, needed.low AS key
+    FROM jsonb_to_recordset(%(ranges)s::jsonb) AS needed(name text, low text, high text)
+    WHERE needed.low = needed.high
+), spans AS (
+    SELECT needed.name, needed.low, needed.high
+    FROM jsonb_to_recordset(%(ranges)s::jsonb) AS needed(name text, low text, high text)
+    WHERE needed.low IS DISTINCT FROM needed.high OR needed.low IS NULL
+)
 SELECT dataset.name, dataset.id::text AS uuid, made.generation::text AS generation,
        coalesce(table_schema.columns, '[]'::jsonb) AS columns, made.id AS snapshot,
-       coalesce(held.parts, '[]'::jsonb) AS parts, penstock_now() AS moment
+       coalesce(held.parts, '[]'::jsonb) AS parts, penstock_now() AS moment,
+       EXISTS (
+           SELECT FROM table_part AS shown
+           WHERE shown.dataset_id = dataset.id AND shown.generation = made.generation
+             AND shown.came <= made.id AND (shown.gone IS NULL OR shown.gone > made.id)
+             AND shown.partition_key <> ''
+       ) AS is_partitioned
 FROM dataset
 LEFT JOIN LATERAL (
     SELECT snapshot.id, snapshot.generation, snapshot.schema_id
@@ -43,6 +91,14 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) AS made ON true
 LEFT JOIN table_schema ON table_schema.dataset_id = dataset.id AND table_schema.id = made.schema_id
+CROSS JOIN LATERAL (
+    SELECT NOT dataset.name = ANY(%(pruned)s::text[])
+        OR coalesce(jsonb_array_length(table_schema.columns), 0) = 0
+        OR EXISTS (
+            SELECT FROM jsonb_array_elements(table_schema.columns) AS one(said)
+            WHERE lower(one.said ->> 'name') = 'partition_key'
+        ) AS is_so
+) AS whole
 LEFT JOIN LATERAL (
     SELECT jsonb_agg(jsonb_build_object(
         'location', shown.location, 'partition_key', shown.partition_key,
@@ -52,14 +108,31 @@ LEFT JOIN LATERAL (
     FROM table_part AS shown
     WHERE shown.dataset_id = dataset.id AND shown.generation = made.generation
       AND shown.came <= made.id AND (shown.gone IS NULL OR shown.gone > made.id)
+      AND (whole.is_so OR shown.partition_key = ''
+           OR (dataset.name, shown.partition_key) IN (SELECT exact.name, exact.key FROM exact)
+           OR EXISTS (
+               SELECT FROM spans
+               WHERE spans.name = dataset.name
+                 AND (spans.low IS NULL OR shown.partition_key COLLATE "C" >= spans.low)
+                 AND (spans.high IS NULL OR shown.partition_key COLLATE "C" <= spans.high)
+           ))
 ) AS held ON true
 WHERE dataset.name = ANY(%(names)s)
 ORDER BY dataset.name
 
 -- name: queried_claim
 -- The parts that an attempt was granted: those whose folders its token names, also if they were
--- replaced since; and of a folder of a whole generation, what is published of it now.
-WITH granted AS (
+-- replaced since; and of a folder of a whole generation, what is published of it now. Of the same
+-- partitions.
+WITH exact AS (
+    SELECT needed.name, needed.low AS key
+    FROM jsonb_to_recordset(%(ranges)s::jsonb) AS needed(name text, low text, high text)
+    WHERE needed.low = needed.high
+), spans AS (
+    SELECT needed.name, needed.low, needed.high
+    FROM jsonb_to_recordset(%(ranges)s::jsonb) AS needed(name text, low text, high text)
+    WHERE needed.low IS DISTINCT FROM needed.high OR needed.low IS NULL
+), granted AS (
     SELECT grants.dataset, grants.version, grants.prefix
     FROM jsonb_to_recordset(%(grants)s) AS grants(dataset uuid, version uuid, prefix text)
 ), found AS (
@@ -98,13 +171,37 @@ SELECT dataset.name, dataset.id::text AS uuid, inputs.version::text AS generatio
                'manifest', found.manifest) ORDER BY found.partition_key COLLATE "C", found.location)
            FROM found
            WHERE found.dataset = dataset.id AND found.version = inputs.version
-       ), '[]'::jsonb) AS parts, penstock_now() AS moment
+             AND (whole.is_so OR found.partition_key = ''
+                  OR (dataset.name, found.partition_key) IN (SELECT exact.name, exact.key FROM exact)
+                  OR EXISTS (
+                      SELECT FROM spans
+                      WHERE spans.name = dataset.name
+                        AND (spans.low IS NULL OR found.partition_key COLLATE "C" >= spans.low)
+                        AND (spans.high IS NULL OR found.partition_key COLLATE "C" <= spans.high)
+                  ))
+       ), '[]'::jsonb) AS parts, penstock_now() AS moment,
+       EXISTS (
+           SELECT FROM found
+           WHERE found.dataset = dataset.id AND found.version = inputs.version
+             AND found.partition_key <> ''
+       ) AS is_partitioned
 FROM (SELECT DISTINCT dataset, version FROM granted) AS inputs
 JOIN dataset ON dataset.id = inputs.dataset
 LEFT JOIN generation_schema AS schema ON schema.dataset_id = dataset.id
     AND schema.version = inputs.version
+CROSS JOIN LATERAL (
+    SELECT NOT dataset.name = ANY(%(pruned)s::text[])
+        OR coalesce(jsonb_array_length(schema.columns), 0) = 0
+        OR EXISTS (
+            SELECT FROM jsonb_array_elements(schema.columns) AS one(said)
+            WHERE lower(one.said ->> 'name') = 'partition_key'
+        ) AS is_so
+) AS whole
 WHERE dataset.name = ANY(%(names)s)
 ORDER BY dataset.name
+
+-- name: dataset_uuids
+SELECT id::text AS uuid FROM dataset WHERE name = ANY(%(names)s)
 
 -- name: dataset_names
 SELECT name FROM dataset WHERE id = ANY(%(uuids)s::uuid[])

@@ -1,0 +1,173 @@
+"""The process of a query: what it can do with more than its memory, and what it cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from penstock.kernel.clock import SystemClock
+from penstock.query.engine import QueryFailed, QueryForkServer, QueryProcess
+from penstock.runtimes.uid_pool import FOLDER, UidPool
+from tests.integration.query.site import BOUNDS
+
+pytestmark = pytest.mark.timeout(300)
+IS_ROOT = os.geteuid() == 0
+TIGHT = replace(
+    BOUNDS, memory_bytes=24 * 1024**2, spill_bytes=2 * 1024**3, seconds_max=240, threads=2
+)
+LARGE = {
+    "sort": "SELECT n FROM (SELECT md5(i::VARCHAR) || repeat('x', 60) AS s, i AS n"
+    " FROM range(300_000) t(i) ORDER BY s) OFFSET 299_995",
+    "join": "SELECT count(*), sum(length(b.p)) FROM (SELECT md5(i::VARCHAR) AS s"
+    " FROM range(200_000) t(i)) a JOIN (SELECT md5((i + 7)::VARCHAR) AS s, repeat('y', 50) || i"
+    " AS p FROM range(200_000) t(i)) b USING (s)",
+    "aggregate": "SELECT count(*), sum(c) FROM (SELECT md5(i::VARCHAR) AS s, count(*) AS c"
+    " FROM range(400_000) t(i) GROUP BY s)",
+}
+
+
+@pytest.fixture
+def forks() -> Iterator[Callable[..., QueryForkServer]]:
+    made: list[QueryForkServer] = []
+
+    def make(bounds: Any = BOUNDS) -> QueryForkServer:
+        made.append(QueryForkServer(bounds))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def result(process: QueryProcess, sql: str) -> str:
+    process.parse(sql)
+    process.run([], [], [], how={"format": "csv", "explain": False, "cut": None})
+    pieces = []
+    while (piece := process.next()) is not None:
+        pieces.append(piece)
+    return b"".join(pieces).decode()
+
+
+def run(server: QueryForkServer, bounds: Any, sql: str) -> str:
+    user = UidPool.of("60864-60895", FOLDER).take() if IS_ROOT else None
+    with closing(QueryProcess(bounds, server, user=user, clock=SystemClock())) as process:
+        process.wait()
+        assert process.is_closed
+        assert process.is_isolated is IS_ROOT
+        return result(process, sql)
+
+
+def test_what_is_larger_than_memory_is_sorted_joined_and_counted(
+    forks: Callable[..., QueryForkServer],
+) -> None:
+    server = forks(TIGHT)
+    for name, sql in LARGE.items():
+        rows = duckdb.execute(sql).fetchall()
+        expected = "".join(f"{','.join(map(str, row))}\n" for row in rows)
+        assert run(server, TIGHT, sql).partition("\n")[2] == expected, name
+    none = replace(TIGHT, spill_bytes=0)
+    refusing = forks(none)
+    for sql in LARGE.values():
+        with pytest.raises(QueryFailed, match="Memory") as failed:
+            run(refusing, none, sql)
+        assert failed.value.kind == "memory"
+
+
+def test_forks_share_nothing_but_what_was_imported(forks: Callable[..., QueryForkServer]) -> None:
+    server = forks()
+    sql = "SELECT uuid(), random()"
+    assert len({run(server, BOUNDS, sql) for _ in range(3)}) == 3
+    # One that is killed takes nothing with it, and its end is waited for.
+    with closing(QueryProcess(BOUNDS, server, user=None, clock=SystemClock())) as process:
+        process.wait()
+        pid = process.pid
+        os.kill(pid, 9)
+        with pytest.raises(QueryFailed, match="exited before"):
+            process.parse("SELECT 1")
+    assert not Path(f"/proc/{pid}").exists()
+    # The fork server ends with all of its forks, and another takes its place.
+    with closing(QueryProcess(BOUNDS, server, user=None, clock=SystemClock())) as process:
+        process.wait()
+        server.close()
+        with pytest.raises(QueryFailed, match="exited before"):
+            process.parse("SELECT 1")
+    assert not server.is_alive
+    with pytest.raises(QueryFailed, match="does not answer"):
+        run(server, BOUNDS, "SELECT 1")
+    assert run(forks(), BOUNDS, "SELECT 1 AS n") == "n\n1\n"
+
+
+CLOSED = """
+import ctypes, json, os, socket, sys, threading
+from penstock.query import child
+libc = ctypes.CDLL(None, use_errno=True)
+parent = os.getppid()
+pair = socket.socketpair()
+os.read(os.open("/etc/passwd", os.O_RDONLY), 10)
+bounds = {"cpu_seconds": 60, "spill_bytes": 1 << 20, "files_max": 64, "process_bytes": 1 << 32}
+is_closed = child.give_up(bounds, int(sys.argv[1]), parent, [])
+python = {
+    "open": lambda: os.open("/etc/passwd", os.O_RDONLY),
+    "create": lambda: os.open("/tmp/made-by-a-query", os.O_CREAT | os.O_WRONLY),
+    "stat": lambda: os.stat("/etc/passwd"),
+    "list": lambda: os.listdir("/"),
+    "remove": lambda: os.unlink("/tmp/nothing"),
+    "socket": lambda: socket.socket(),
+    "unix socket": lambda: socket.socket(socket.AF_UNIX),
+    "connect": lambda: pair[0].connect("/run/nothing"),
+    "exec": lambda: os.execv("/bin/true", ["true"]),
+    "fork": lambda: os.fork(),
+    "kill": lambda: os.kill(parent, 0),
+    "pipe": lambda: os.pipe(),
+    "duplicate": lambda: os.dup2(0, 60),
+}
+found = {}
+for name, attempt in python.items():
+    try:
+        found[name] = str(attempt())
+    except OSError as error:
+        found[name] = error.errno
+numbers = {
+    "x86_64": {"openat2": 437, "io_uring_setup": 425, "ptrace": 101, "process_vm_readv": 310,
+               "memfd_create": 319, "bpf": 321, "mount": 165, "open_by_handle_at": 304,
+               "userfaultfd": 323, "keyctl": 250, "setuid": 105, "pidfd_getfd": 438,
+               "unshare": 272, "prctl": 157, "ioctl": 16, "clone": 56, "vfork": 58},
+    "aarch64": {"openat2": 437, "io_uring_setup": 425, "ptrace": 117, "process_vm_readv": 270,
+                "memfd_create": 279, "bpf": 280, "mount": 40, "open_by_handle_at": 265,
+                "userfaultfd": 282, "keyctl": 219, "setuid": 146, "pidfd_getfd": 438,
+                "unshare": 97, "prctl": 167, "ioctl": 29, "clone": 220},
+}[os.uname().machine]
+for name, number in numbers.items():
+    libc.syscall(number, 0, 0, 0, 0, 0)
+    found[name] = ctypes.get_errno()
+worked = []
+thread = threading.Thread(target=lambda: worked.append(1))
+thread.start()
+thread.join()
+os.write(1, json.dumps({"closed": is_closed, "worked": worked, "found": found}).encode())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the filter of calls")
+@pytest.mark.parametrize("user", [0, 60_895])
+def test_the_kernel_refuses_everything_else_inside_of_it(user: int) -> None:
+    if user and not IS_ROOT:
+        pytest.skip("only root has users for queries")
+    command = [sys.executable, "-c", CLOSED, str(user)]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    said = json.loads(ended.stdout)
+    assert said["closed"]
+    assert said["worked"] == [1]
+    refused = {name for name, errno in said["found"].items() if errno == 1}
+    assert refused == set(said["found"]), said["found"]
+    assert not Path("/tmp/made-by-a-query").exists()
