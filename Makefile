@@ -60,6 +60,7 @@ bench: $(VENV)/dev.stamp ## Measure; prints figures, asserts none
 	@$(BIN)/python -m benchmarks.light
 	@$(BIN)/python -m benchmarks.waiting
 	@$(BIN)/python -m benchmarks.tables
+	@$(BIN)/python -m benchmarks.query
 	@$(BIN)/python -m benchmarks.console
 
 bench-check: $(VENV)/dev.stamp ## Say which ratios of the benchmarks moved since they were accepted

@@ -29,6 +29,38 @@ def test_a_query_is_typed_run_charted_and_downloaded(seen: Window) -> None:
     assert got.value.suggested_filename == "query.csv"
     text = got.value.path().read_text()
     assert text.splitlines()[:2] == ["n,square,name", "0,0,row <b>0"]
+    # What was run before is a click away, and so are names: quoted where that is needed.
+    editor.fill("SELECT count(*) FROM ")
+    editor.press("End")
+    datasets = page.get_by_role("region", name="Datasets")
+    one = datasets.locator("details").first
+    one.locator("summary").click()
+    name = one.locator("summary").inner_text()
+    one.get_by_role("button", name=f"Insert {name}").click()
+    quoted = name if re.fullmatch("[a-z_][a-z0-9_]*", name) else f'"{name}"'
+    expect(editor).to_have_value(f"SELECT count(*) FROM {quoted}")
+    page.locator("[data-past] button").first.click()
+    expect(editor).to_have_value(re.compile(r"range\(5\)"))
+    page.get_by_role("button", name="Explain").click()
+    expect(told).to_have_text("How it would be run:")
+    expect(page.locator("[data-place]")).to_contain_text("RANGE")
+    expect(page.locator("[data-result]")).to_be_hidden()
+    # As of a time before there was anything.
+    editor.fill(f"SELECT count(*) FROM {quoted}")
+    page.get_by_label("As of: a time or the id of a snapshot").fill("2001-02-03")
+    page.get_by_role("button", name="Run").click()
+    expect(told).to_contain_text("no snapshot as old as 2001-02-03")
+    page.get_by_label("As of: a time or the id of a snapshot").fill("")
+    editor.fill("SELECT 7 AS n")
+    for form, starts in {"jsonl": b'{"n":7}', "parquet": b"PAR1", "arrow": b"\xff\xff"}.items():
+        page.get_by_label("Format of the download").select_option(form)
+        with page.expect_download() as got:
+            page.get_by_role("button", name="Download", exact=True).click()
+        assert got.value.suggested_filename == f"query.{form}"
+        assert got.value.path().read_bytes().startswith(starts)
+    (noted,) = seen.wrong
+    assert "status of 422" in noted
+    seen.wrong.clear()
     # A mistake is told with its place, in words and in the text.
     editor.fill("SELECT 1,\n       nope")
     page.get_by_role("button", name="Run").click()

@@ -408,9 +408,7 @@ def _look(node: dict[str, Any], tables: dict[str, None], given: dict[str, None])
     if kind == "BASE_TABLE":
         if node.get("schema_name") or node.get("catalog_name"):
             name = f"{node.get('schema_name') or node.get('catalog_name')}.{node['table_name']}"
-            raise QueryRefused(
-                f"There is no table {name}: name a dataset without a schema.", position=at
-            )
+            raise QueryRefused(f"There is no table {name}: datasets have no schema.", position=at)
         tables[node["table_name"]] = None
     if kind == "TABLE_FUNCTION":
         name = str(node.get("function", {}).get("function_name", "")).lower()

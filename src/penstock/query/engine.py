@@ -175,9 +175,9 @@ class QueryForkServer:
         except OSError as error:
             self._process.kill()
             raise QueryFailed(
-                f"The process that forks those of queries does not answer: {error}.",
+                f"The fork server of queries does not answer: {error}.",
                 kind="unavailable",
-                hint="The log of the query service says why it ended. Retry.",
+                hint="Retry. The log of the query service says why.",
             ) from error
 
     def _answer(self) -> int:

@@ -280,7 +280,8 @@ def _add_table(
     for part, found in zip(table.parts, contents, strict=True):
         if found.others and not found.files:
             raise InvalidInput(
-                f"What is published of {table.name!r} is not Parquet: {found.others[0].location}."
+                f"The dataset {table.name!r} cannot be queried: {found.others[0].location} is not a"
+                " Parquet file."
             )
         named = tuple((x.name, x.type) for x in found.columns if not is_hidden(x.name)) or None
         kinds = _kinds(found.columns, {name for name, _ in columns})
@@ -298,10 +299,10 @@ def _add_table(
                 raise QueryFailed(
                     f"The files of this query have more than {scan_bytes:,} bytes together.",
                     kind="too large",
-                    hint="Add a condition on `partition_key`, or use Spark.",
+                    hint="Add a condition on `partition_key`, or run it as a Spark job.",
                 )
     if not groups and not columns:
-        raise InvalidInput(f"Nothing with columns is published of the dataset {table.name!r}.")
+        raise InvalidInput(f"The dataset {table.name!r} has no published data with columns.")
     is_partitioned = table.is_partitioned or any(each.partition_key for each in table.parts)
     shown = [tuple(columns)] if columns else list(groups)
     known = {folded(name) for group in shown for name, _ in group or ()}
@@ -333,7 +334,7 @@ def _add_file(made: QueryFiles, file: snapshot.DataFile, transfer: Transfer) -> 
         raise QueryFailed(
             f"The query reads more than {FILES_MAX:,} files.",
             kind="too large",
-            hint="Add a condition on `partition_key`, compact the datasets, or use Spark.",
+            hint="Add a condition on `partition_key`, compact the datasets, or run a Spark job.",
         )
     opened: Any = LazyFile(transfer, file.location)
     is_here = file.location.startswith("file:") and len(made.files) < OPEN_FILES_MAX
@@ -342,8 +343,8 @@ def _add_file(made: QueryFiles, file: snapshot.DataFile, transfer: Transfer) -> 
         made.files.append(opened)
         if opened.seek(0, io.SEEK_END) != file.bytes:
             raise InvalidInput(
-                f"The file {file.location} is not what was published.",
-                hint="Make the partition again: a backfill of it writes new files.",
+                f"The file {file.location} has another size than its manifest says.",
+                hint="Run a backfill of its partition: it writes new files.",
             )
     else:
         made.files.append(opened)
@@ -455,7 +456,7 @@ class QueryService(Service):
         """A place among the queries that run; raises `QueryFailed` if too many wait."""
         held = self._callers[claims.sub] if claims.aud == TASK_AUDIENCE else 0
         if self._waiting >= WAITING_MAX or held >= CALLER_MAX:
-            raise QueryFailed("Too many queries: retry in a moment.", kind="busy")
+            raise QueryFailed("Too many queries are waiting: retry in a moment.", kind="busy")
         self._waiting += 1
         self._callers[claims.sub] += 1
         try:
@@ -463,7 +464,9 @@ class QueryService(Service):
                 async with asyncio.timeout(self._settings.bounds.seconds_max):
                     await self._places.acquire()
             except TimeoutError:
-                raise QueryFailed("Too many queries: retry in a moment.", kind="busy") from None
+                raise QueryFailed(
+                    "Too many queries are waiting: retry in a moment.", kind="busy"
+                ) from None
             finally:
                 self._waiting -= 1
             try:
@@ -547,7 +550,7 @@ class _Query:
 
     async def _begin(self, process: QueryProcess) -> None:
         if len(self._ask.sql) > SQL_CHARACTERS_MAX:
-            raise QueryFailed(f"A query has {SQL_CHARACTERS_MAX:,} characters at most.")
+            raise QueryFailed(f"The query has more than {SQL_CHARACTERS_MAX:,} characters.")
         if not process.is_isolated and not _may_read_all(self._claims):
             await self._refuse(_TRUSTED_ONLY)
             raise QueryFailed(_TRUSTED_ONLY, kind="not isolated")
@@ -557,8 +560,9 @@ class _Query:
             await self._refuse(error.message)
             raise
         if len(parsed.tables) > 64 or any(not 0 < len(x) <= 200 for x in parsed.tables):
-            await self._refuse("It names too many tables.")
-            raise QueryFailed("There is no such dataset, or a query of more than 64 tables.")
+            why = "The query names more than 64 tables, or one whose name no dataset can have."
+            await self._refuse(why)
+            raise QueryFailed(why)
         asked = QueryBeginAsk(
             sql=self._ask.sql,
             tables=list(parsed.tables),

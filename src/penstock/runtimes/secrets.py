@@ -68,6 +68,8 @@ class AttemptFiles:
     has_credentials: bool = False
     lacks: str = ""
     """What the credentials do not hold, in words; empty if they hold all of the attempt's."""
+    dispatchers: tuple[str, ...] = ()
+    """The internal listeners that the token may be shown to."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Folders of this machine for outputs that are in a bucket, by their names: what is in them
     when the work has ended well is sent there."""

@@ -19,7 +19,7 @@ with many prefixes they hold what is written, say in `lacks` what is missing, an
 When the task is to stop, a function that has looked at `stopping`, or waits by `wait`, is left
 to end by itself within the grace period. Any other is interrupted by an exception at once:
 `Stopped`, or `CancelledError` in an `async def`. All methods may be called from any thread;
-`emit` and `wait` block, so an `async def` calls them by `asyncio.to_thread`.
+`emit`, `query` and `wait` block, so an `async def` calls them by `asyncio.to_thread`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.datasets.layout import path_of
 from penstock.kernel.errors import InvalidInput
@@ -42,6 +43,9 @@ from penstock.runtimes.base import (
     WorkOutput,
 )
 from penstock.runtimes.secrets import AttemptFiles, Secrets, TaskCredentials
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Named = TypeVar("Named")
 
@@ -237,6 +241,23 @@ class FunctionTask:
                 hint="Look whether task.credentials is None before.",
             )
         return self._line.credentials(locations)
+
+    def query(self, sql: str) -> pa.Table:
+        """The rows of one SELECT over what this attempt was given to read, by names of datasets.
+
+            table = task.query("SELECT city, sum(amount) AS total FROM sales GROUP BY city")
+            for row in table.to_pylist():
+                print(row["city"], row["total"])
+
+        Needs pyarrow, and a query service (docs/query.md). Blocks until the result is whole.
+        `InvalidInput` says what is wrong with the query, `WorkFailed` why it was not run to its
+        end, `DispatcherUnavailable` that nobody could run it now.
+        """
+        if self._handed is None or not self._handed.dispatchers:
+            raise InvalidInput("This task was handed no token, so it cannot run queries.")
+        # Only now: most functions run no queries.
+        body = import_module("penstock.runtimes.task_query").result_of(self._handed, sql)
+        return import_module("pyarrow").ipc.open_stream(body).read_all()
 
     @property
     def output(self) -> FunctionOutput:

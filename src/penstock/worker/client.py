@@ -111,6 +111,11 @@ class InternalClient(Service):
         """Who calls."""
         return self._identity.name
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The dispatchers that it calls."""
+        return tuple(self._caller.urls)
+
     async def start(self) -> None:
         self._is_started = True
 

@@ -520,7 +520,8 @@ class CredentialProvider(Service):
             handed: AttemptFiles | None = None
             renewing: Sequence[Coroutine[None, None, None]] = ()
             if folder is not None:
-                handed, renewing = await keeping.begin(str(folder), token)
+                files, renewing = await keeping.begin(str(folder), token)
+                handed = replace(files, dispatchers=self._client.urls)
             loop = asyncio.get_running_loop()
             keepers = [loop.create_task(each) for each in renewing]
             try:

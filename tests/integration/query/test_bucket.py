@@ -6,11 +6,12 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
+from types import MappingProxyType
 from typing import BinaryIO
 
 import duckdb
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.datasets.bounds import bound_of
 from penstock.datasets.manifest import File, Manifest, digest, encode
 from penstock.datasets.schema import Column
 from penstock.datasets.transfer import Transfer
@@ -27,6 +29,7 @@ from penstock.kernel.errors import Damaged, Refused
 from penstock.protocol.datasets import ColumnAnswer
 from penstock.protocol.queries import QueryPart, QueryTable
 from penstock.query.engine import QueryFailed, QueryForkServer, QueryProcess
+from penstock.query.pruning import Condition
 from penstock.query.service import QueryFiles, open_files
 from penstock.store.s3.local import LocalS3
 from penstock.store.s3.signing import Credentials
@@ -89,7 +92,18 @@ class Shelf:
                 bytes=len(body),
                 columns=tuple(Column(name, kind) for name, kind in COLUMNS.items()),
                 files=(
-                    File(name="part-0.parquet", rows=table.num_rows, bytes=len(body), sha256=sha),
+                    File(
+                        name="part-0.parquet",
+                        rows=table.num_rows,
+                        bytes=len(body),
+                        sha256=sha,
+                        bounds={
+                            "n": bound_of(table["n"][0].as_py(), table["n"][-1].as_py(), 0),
+                            "price": bound_of(
+                                table["price"][0].as_py(), table["price"][-1].as_py(), 0
+                            ),
+                        },
+                    ),
                 ),
             )
         )
@@ -98,7 +112,11 @@ class Shelf:
             QueryPart(location=location, partition_key=key, manifest=digest(manifest))
         )
 
-    def opened(self, transfer: Transfer | None = None) -> QueryFiles:
+    def opened(
+        self,
+        transfer: Transfer | None = None,
+        conditions: Mapping[str, Condition] = MappingProxyType({}),
+    ) -> QueryFiles:
         table = QueryTable(
             name="shelf",
             uuid="",
@@ -109,7 +127,8 @@ class Shelf:
             ],
             parts=self.parts,
         )
-        return open_files([table], transfer or self.transfer, scan_bytes=SCAN)
+        used = transfer or self.transfer
+        return open_files([table], used, scan_bytes=SCAN, conditions=conditions)
 
     @contextmanager
     def process(self) -> Iterator[QueryProcess]:
@@ -204,7 +223,7 @@ class Paused(io.RawIOBase):
 def test_a_query_is_cancelled_between_two_ranges(shelf: Shelf) -> None:
     made = shelf.opened()
     begun, goes_on = threading.Event(), threading.Event()
-    made.files[0] = Paused(made.files[0], begun, goes_on)  # type: ignore[assignment]
+    made.files[0] = Paused(made.files[0], begun, goes_on)  # type: ignore[call-overload]
     how = {"format": "csv", "explain": False, "cut": None}
     with shelf.process() as process, ThreadPoolExecutor(1) as pool:
         process.parse("SELECT max(n) FROM shelf")
@@ -223,6 +242,21 @@ def test_a_query_is_cancelled_between_two_ranges(shelf: Shelf) -> None:
         pid = process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_files_are_left_out_by_what_their_manifests_say(shelf: Shelf) -> None:
+    file = f"{shelf.parts[1].location}/part-0.parquet"
+    shelf.transfer.delete([file])
+    with shelf.process() as process:
+        said = process.parse("SELECT max(n) AS n FROM shelf WHERE price < 2 AND n >= 0")
+    made = shelf.opened(conditions=said.conditions)
+    assert [each["groups"][0]["files"] for each in made.tables] == [[(0, "a")]]
+    sql = "SELECT max(n) AS n FROM shelf WHERE price < 2 AND n >= 0"
+    assert shelf.query(sql, "csv", files=made) == b"n\n15\n"
+    none = shelf.opened(conditions={"shelf": ["=", "n", "number", "-1"]})
+    assert not none.files
+    sql = "SELECT count(counts['k']) AS n FROM shelf WHERE n = -1"
+    assert shelf.query(sql, "csv", files=none) == b"n\n0\n"
 
 
 def test_what_is_missing_or_was_changed_is_said(shelf: Shelf) -> None:

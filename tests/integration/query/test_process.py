@@ -23,16 +23,16 @@ from tests.integration.query.site import BOUNDS
 pytestmark = pytest.mark.timeout(300)
 IS_ROOT = os.geteuid() == 0
 TIGHT = replace(
-    BOUNDS, memory_bytes=24 * 1024**2, spill_bytes=2 * 1024**3, seconds_max=240, threads=2
+    BOUNDS, memory_bytes=40 * 1024**2, spill_bytes=2 * 1024**3, seconds_max=240, threads=2
 )
 LARGE = {
     "sort": "SELECT n FROM (SELECT md5(i::VARCHAR) || repeat('x', 60) AS s, i AS n"
-    " FROM range(300_000) t(i) ORDER BY s) OFFSET 299_995",
+    " FROM range(500_000) t(i) ORDER BY s) OFFSET 499_995",
     "join": "SELECT count(*), sum(length(b.p)) FROM (SELECT md5(i::VARCHAR) AS s"
-    " FROM range(200_000) t(i)) a JOIN (SELECT md5((i + 7)::VARCHAR) AS s, repeat('y', 50) || i"
-    " AS p FROM range(200_000) t(i)) b USING (s)",
+    " FROM range(750_000) t(i)) a JOIN (SELECT md5((i + 7)::VARCHAR) AS s, repeat('y', 50) || i"
+    " AS p FROM range(750_000) t(i)) b USING (s)",
     "aggregate": "SELECT count(*), sum(c) FROM (SELECT md5(i::VARCHAR) AS s, count(*) AS c"
-    " FROM range(400_000) t(i) GROUP BY s)",
+    " FROM range(600_000) t(i) GROUP BY s)",
 }
 
 

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import os
+import signal
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.dispatcher.catalog import queries
 from penstock.kernel.clock import SystemClock
+from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, WorkFailed
+from penstock.kernel.ports import free_port
+from penstock.runtimes.secrets import TOKEN, AttemptFiles
+from penstock.runtimes.task import FunctionTask
 from penstock.tokens.claims import INVOKE_AUDIENCE, QUERY_AUDIENCE, TASK_AUDIENCE
 from tests.integration.dispatcher.api.stage import held, ok, refused
 from tests.integration.dispatcher.world import Worlds
 from tests.integration.query.site import API, BOUNDS, VIEWER, Site, lines, opened_site
+from tests.unit.runtimes.benches import work
 
 pytestmark = pytest.mark.timeout(300)
 IS_ROOT = os.geteuid() == 0
@@ -46,7 +54,7 @@ HOSTILE = {
     "PRAGMA database_list": "Only one SELECT",
     "COPY (SELECT 1) TO '/tmp/x'": "Only one SELECT",
     "CREATE TABLE t AS SELECT 1": "Only one SELECT",
-    "SELECT 1; SELECT 2": "these are 2",
+    "SELECT 1; SELECT 2": "this text has 2",
     "SELECT nothing FROM tidy": "nothing",
     "SELECT 1 +": "syntax error",
     "SELECT range(100000000000)": "",
@@ -111,8 +119,6 @@ def test_a_result_is_the_same_in_every_format(at_site: Callable[..., None]) -> N
         cut = lines(await site.query(sql, format="rows", rows=1))
         assert cut[1:2] == expected[:1]
         assert cut[-1]["end"]["is_cut"]
-        plan = await site.query("SELECT n FROM tidy WHERE partition_key = 'q'", explain=True)
-        assert "Scanning Files: 0/1" in plan.text, plan.text
         # A name that WITH gives hides nothing, and needs no dataset.
         named = await site.query("WITH other AS (SELECT 7 AS n) SELECT n FROM other")
         assert named.text == "n\n7\n"
@@ -144,8 +150,9 @@ def test_people_read_what_their_token_may(at_site: Callable[..., None]) -> None:
         parts = site.stage.parts
         token = await parts.readers.make("bi", datasets=["tidy"], seconds=None)
         assert token is not None
-        for shown in (API, VIEWER):
+        for shown, who in ((API, "api"), (VIEWER, "viewer")):
             assert (await site.query(sql.format("secret"), token=shown)).text == "n\n2\n"
+            assert (await site.logged())["caller"] == who
         refused(await site.query(sql.format("tidy"), token="nonsense"), 401)
         if IS_ROOT:
             assert (await site.query(sql.format("tidy"), token=token)).text == "n\n3\n"
@@ -229,6 +236,35 @@ def test_a_task_reads_the_parts_of_its_own_claim(at_site: Callable[..., None]) -
     at_site(story)
 
 
+@pytest.mark.skipif(not IS_ROOT, reason="only root has users for queries")
+def test_a_function_queries_what_it_was_given(at_site: Callable[..., None], tmp_path: Path) -> None:
+    async def story(site: Site) -> None:
+        (mine, *_) = await site.stage.claim("a:last", limit=2)
+        (tmp_path / TOKEN).write_text(mine.token)
+        url = str(site.internal.base_url).rstrip("/")
+        handed = AttemptFiles(folder=str(tmp_path), dispatchers=(url,))
+        task = FunctionTask(work("mine:run", tmp_path, handed=handed))
+
+        async def asked(sql: str) -> pa.Table:
+            return await asyncio.to_thread(task.query, sql)
+
+        found = await asked("SELECT n, partition_key FROM tidy ORDER BY n")
+        assert found.to_pylist() == [{"n": n, "partition_key": "p"} for n in (1, 2)]
+        with pytest.raises(InvalidInput, match="nothing"):
+            await asked("SELECT nothing FROM tidy")
+        with pytest.raises(WorkFailed, match="not given the dataset 'secret'"):
+            await asked("SELECT * FROM secret")
+        alone = FunctionTask(work("mine:run", tmp_path))
+        with pytest.raises(InvalidInput, match="handed no token"):
+            alone.query("SELECT 1")
+        away = AttemptFiles(folder=str(tmp_path), dispatchers=(f"http://127.0.0.1:{free_port()}",))
+        lonely = FunctionTask(work("mine:run", tmp_path, handed=away))
+        with pytest.raises(DispatcherUnavailable, match="No dispatcher"):
+            await asyncio.to_thread(lonely.query, "SELECT 1")
+
+    at_site(story)
+
+
 def test_a_query_ends_when_its_caller_goes_or_its_time_is_over(
     at_site: Callable[..., None],
 ) -> None:
@@ -250,6 +286,79 @@ def test_a_query_ends_when_its_caller_goes_or_its_time_is_over(
         assert (logged["outcome"], logged["reason"]) == ("cancelled", "The caller left.")
 
     at_site(story, bounds=replace(BOUNDS, seconds_max=8))
+
+
+def test_partitions_are_left_out_before_they_count(
+    at_site: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "QUERY_PARTS_MAX", 1)
+
+    async def story(site: Site) -> None:
+        every = refused(await site.query("SELECT n FROM tidy"), 422)
+        assert "reads 2 parts" in every.title
+        assert "partition_key" in every.detail
+        for where, expected in {
+            "partition_key = 'q'": "3",
+            "partition_key IN ('q', 'r') AND n > 0": "3",
+            "'p' <= partition_key AND partition_key < 'p0'": "1 2",
+            "partition_key LIKE 'q%' AND n = 3": "3",
+            "partition_key > 'z'": "",
+        }.items():
+            sql = f"SELECT n, partition_key FROM tidy WHERE {where} ORDER BY n"
+            for at in (None, "2030-01-02"):
+                found = await site.query(sql, at=at)
+                rows = [row.partition(",")[0] for row in found.text.split()[1:]]
+                assert " ".join(rows) == expected, (where, at, found.text)
+                (read,) = (await site.logged())["datasets"]
+                assert read["parts"] == bool(expected)
+        both = "SELECT n FROM tidy WHERE partition_key = 'q' UNION ALL SELECT n FROM tidy"
+        refused(await site.query(both), 422)
+        if IS_ROOT:
+            (mine, *_) = await site.stage.claim("a:last", limit=2)
+            own = "SELECT count(*) AS n FROM tidy WHERE partition_key = '{}'"
+            assert (await site.as_task(mine.token, own.format("p"))).text == "n\n2\n"
+            assert (await site.as_task(mine.token, own.format("q"))).text == "n\n0\n"
+
+    at_site(story)
+
+
+def test_the_command_line_explains_marks_and_cancels(at_site: Callable[..., None]) -> None:
+    async def started(site: Site, *words: str) -> asyncio.subprocess.Process:
+        url = str(site.public.base_url).rstrip("/")
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock", "query", *words, "--url", url),
+            env={**os.environ, "PENSTOCK_API_TOKEN": API},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def story(site: Site) -> None:
+        sql = "SELECT n, name FROM tidy ORDER BY n"
+        ended = await started(site, f"{sql} LIMIT 1", "--format", "csv")
+        assert await ended.communicate() == (b"n,name\n1,a\n", b"")
+        ended = await started(site, sql, "--explain")
+        plan, _ = await ended.communicate()
+        assert ended.returncode == 0
+        assert "READ_PARQUET" in plan.decode()
+        assert "ORDER_BY" in plan.decode()
+        ended = await started(site, "SELECT n,\n\tnope\nFROM tidy")
+        _, said = await ended.communicate()
+        assert ended.returncode == 2
+        line, mark = said.decode().splitlines()[-2:]
+        assert (line, mark.index("^")) == ("  line 2:  nope", line.index("nope")), said
+        clock = SystemClock()
+        running = await started(site, SLOW)
+        while (await site.logged())["sql"] != SLOW:
+            await clock.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        _, said = await running.communicate()
+        assert running.returncode == 130
+        assert b"Traceback" not in said
+        while (logged := await site.logged())["outcome"] is None:
+            await clock.sleep(0.05)
+        assert (logged["outcome"], logged["reason"]) == ("cancelled", "The caller left.")
+
+    at_site(story)
 
 
 def test_a_query_is_of_one_moment(at_site: Callable[..., None]) -> None:

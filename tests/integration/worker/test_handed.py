@@ -22,6 +22,7 @@ import json, os, pathlib
 def run(task):
     own = pathlib.Path(os.environ["PENSTOCK_TASK_TOKEN_FILE"])
     said = {"token": task.token, "file": str(own), "user": os.getuid(), "home": os.environ["HOME"]}
+    said["asks"] = task._handed.dispatchers[0]
     pathlib.Path(task.outputs["tidy"].path, "said.json").write_text(json.dumps(said))
     forge(task)
 
@@ -87,6 +88,7 @@ def test_a_task_has_a_token_of_its_own_while_it_runs(dsn: str, folder: Path) -> 
         async with site.working(process({"path": [str(folder)]})):
             await site.until_all(completed=1)
             place, said = await looked(site)
+            assert str(said["asks"]).startswith("http://127.0.0.1:"), "task.query asks there"
             body = str(said["token"]).split(".")[1]
             claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
             assert (claims["task_id"], claims["attempt"], claims["aud"]) == (1, 1, "penstock:task")

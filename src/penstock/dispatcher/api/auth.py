@@ -210,6 +210,7 @@ class Authenticator:
             return None
         if is_viewer and self._viewer_token:
             if is_looking:
+                call.is_viewer = True
                 return None
             note_refused(self._parts, call, reason="viewer token", said_name=worker)
             return _ONLY_LOOKING

@@ -96,6 +96,8 @@ class ApiCall:
     """What the token of the header says, where the endpoint wants one: it is signed by us."""
     reader: str = ""
     """Who reads tables, if it has shown a token for that."""
+    is_viewer: bool = False
+    """Whether it has shown the token of viewers."""
     tables: frozenset[str] | None = None
     """The datasets that the caller may read; None is all."""
     is_known: bool = False

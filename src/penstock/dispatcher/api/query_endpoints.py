@@ -42,7 +42,7 @@ _BODY_BYTES_MAX: Final = 512 * 1024
 
 async def run_query(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
     """Run a query for somebody."""
-    who = f"reader {call.reader}" if call.reader else "api"
+    who = f"reader {call.reader}" if call.reader else "viewer" if call.is_viewer else "api"
     return await relay_query(parts, call.ask, who=who, tables=call.tables)
 
 

@@ -71,7 +71,7 @@ class Queries:
     async def begin(self, ask: QueryBeginAsk, claims: Claims) -> QueryBeginAnswer:
         """What a query may read. Raises `TokenRefused` and `InvalidInput`, which are noted."""
         if len(ask.sql) > SQL_CHARACTERS_MAX:
-            raise InvalidInput(f"A query has {SQL_CHARACTERS_MAX:,} characters at most.")
+            raise InvalidInput(f"The query has more than {SQL_CHARACTERS_MAX:,} characters.")
         if ask.refusal is not None:
             ticket, number = await self._note(ask, claims, [], refusal=ask.refusal)
             return QueryBeginAnswer(ticket=ticket, id=number, tables=[])
@@ -170,7 +170,7 @@ class Queries:
         self, ask: QueryBeginAsk, claims: Claims, names: Sequence[str]
     ) -> list[dict[str, Any]]:
         if ask.at is not None:
-            raise InvalidInput("A task reads what it was given: `at` is for people.")
+            raise InvalidInput("A task cannot use `at`: it reads what its attempt was given.")
         grants = [
             {"dataset": each.dataset, "version": each.version, "prefix": prefix}
             for each in claims.grants.read
