@@ -100,7 +100,7 @@ def service_cpu(folder: Path) -> float:
     return sum(found[pid][1] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
-def until(holds: Callable[[], bool], seconds: float = 300) -> None:
+def until(holds: Callable[[], bool], seconds: float = 600) -> None:
     deadline = CLOCK.monotonic() + seconds
     pause = subprocess.run
     while not holds():

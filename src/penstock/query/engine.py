@@ -64,6 +64,9 @@ _ENVIRONMENT: Final = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "4",
+    # What is read is copied through memory that is reused, and not mapped anew for each range.
+    "MALLOC_MMAP_THRESHOLD_": str(64 * 1024**2),
+    "MALLOC_TRIM_THRESHOLD_": str(64 * 1024**2),
 }
 
 

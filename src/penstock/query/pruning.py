@@ -252,7 +252,7 @@ def key_ranges(condition: Condition, column: str) -> list[tuple[str | None, str 
             found = known[0] if known else None
             for each in known[1:]:
                 assert found is not None, "it begins with the first"
-                found = [both for x in found for y in each if (both := _common(x, y))]
+                found = [both for x in found for y in each if (both := _overlap(x, y))]
                 if len(found) > RANGES_MAX:
                     return None
             return found
@@ -268,7 +268,7 @@ def key_ranges(condition: Condition, column: str) -> list[tuple[str | None, str 
     return None
 
 
-def _common(
+def _overlap(
     one: tuple[str | None, str | None], other: tuple[str | None, str | None]
 ) -> tuple[str | None, str | None] | None:
     lows = [each for each in (one[0], other[0]) if each is not None]

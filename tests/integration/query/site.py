@@ -31,8 +31,8 @@ from penstock.runtimes.uid_pool import FOLDER, UidPool
 from tests.integration.dispatcher.api.stage import Stage, held, ok, output, parts_of, place, staged
 from tests.integration.dispatcher.world import World
 
-API = "the token of the API"
-VIEWER = "the token of viewers"
+API = "the-token-of-the-API"
+VIEWER = "the-token-of-viewers"
 DAG = """
 jobs:
   feed: {activation: source, source: {kind: manual}, outputs: [raw]}

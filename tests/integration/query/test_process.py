@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -16,6 +18,7 @@ import duckdb
 import pytest
 
 from penstock.kernel.clock import SystemClock
+from penstock.query import child
 from penstock.query.engine import QueryFailed, QueryForkServer, QueryProcess
 from penstock.runtimes.uid_pool import FOLDER, UidPool
 from tests.integration.query.site import BOUNDS
@@ -83,6 +86,19 @@ def test_what_is_larger_than_memory_is_sorted_joined_and_counted(
         assert failed.value.kind == "memory"
 
 
+def test_a_temporary_file_that_duckdb_cuts_keeps_what_is_in_use() -> None:
+    with tempfile.TemporaryFile() as space:
+        files = child.file_system(child.Wire(), [space.fileno()])
+        with files.open("spill/blocks.tmp", "wb") as opened:
+            opened.write(b"kept")
+        # As DuckDB asks for it, whatever length it wants.
+        files.touch("spill/blocks.tmp", truncate=True)
+        assert files.open("spill/blocks.tmp", "rb").read(4) == b"kept"
+        files.rm("spill/blocks.tmp")
+        assert not files.exists("spill/blocks.tmp")
+        assert space.seek(0, io.SEEK_END) == 0
+
+
 def test_forks_share_nothing_but_what_was_imported(forks: Callable[..., QueryForkServer]) -> None:
     server = forks()
     sql = "SELECT uuid(), random()"
@@ -118,7 +134,7 @@ bounds = {"cpu_seconds": 60, "spill_bytes": 1 << 20, "files_max": 64, "process_b
 is_closed = child.give_up(bounds, int(sys.argv[1]), parent, [])
 python = {
     "open": lambda: os.open("/etc/passwd", os.O_RDONLY),
-    "create": lambda: os.open("/tmp/made-by-a-query", os.O_CREAT | os.O_WRONLY),
+    "create": lambda: os.open(sys.argv[2], os.O_CREAT | os.O_WRONLY),
     "stat": lambda: os.stat("/etc/passwd"),
     "list": lambda: os.listdir("/"),
     "remove": lambda: os.unlink("/tmp/nothing"),
@@ -160,14 +176,15 @@ os.write(1, json.dumps({"closed": is_closed, "worked": worked, "found": found}).
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the filter of calls")
 @pytest.mark.parametrize("user", [0, 60_895])
-def test_the_kernel_refuses_everything_else_inside_of_it(user: int) -> None:
+def test_the_kernel_refuses_everything_else_inside_of_it(user: int, tmp_path: Path) -> None:
     if user and not IS_ROOT:
         pytest.skip("only root has users for queries")
-    command = [sys.executable, "-c", CLOSED, str(user)]
+    made = tmp_path / "made"
+    command = [sys.executable, "-c", CLOSED, str(user), str(made)]
     ended = subprocess.run(command, capture_output=True, timeout=60, check=True)
     said = json.loads(ended.stdout)
     assert said["closed"]
     assert said["worked"] == [1]
     refused = {name for name, errno in said["found"].items() if errno == 1}
     assert refused == set(said["found"]), said["found"]
-    assert not Path("/tmp/made-by-a-query").exists()
+    assert not made.exists()
