@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from penstock.dispatcher.catalog import snapshots as catalog
-from penstock.dispatcher.catalog.snapshots import Snapshots
+from penstock.dispatcher.catalog.snapshots import History, Snapshots
 from penstock.dispatcher.deployment_plan import DagApplied
 from penstock.dispatcher.retention import KEEP_PASS_SECONDS, PartitionExpirer
 from penstock.dispatcher.tasks.model import ClaimedTask, TaskOutput
+from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.readers import ROOT, Library, columns, completed, facts
 from tests.integration.dispatcher.test_compacted_parts import parts as compacting
 from tests.integration.dispatcher.test_deployment import Pipeline
@@ -489,6 +490,41 @@ def test_parts_that_are_put_together_are_one_change(play: Play) -> None:
             ("append", 3 * ROWS, 3),
             ("overwrite", 4 * ROWS, 2),
         ]
+
+    play(story)
+
+
+def test_a_snapshot_that_goes_bit_by_bit_is_never_read_in_part(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "_ROWS_MAX", 1)
+    monkeypatch.setattr(catalog, "_BATCHES_MAX", 1)
+
+    async def story(world: World) -> None:
+        job = await world.job()
+        keeper = Snapshots(world.database, pace_seconds=0, history_ms=0, grace_seconds=100)
+        history = History(world.database, keeper)
+        name = await world.value("SELECT name FROM dataset WHERE id = %s", job.dataset)
+        for number in range(2):
+            for key in ("a", "b"):
+                await put(world, job, f"{key}{number}", key, f"s3://b/{key}{number}")
+            await keeper.make(job.dataset)
+        old, new = [row["id"] for row in await world.rows("SELECT id FROM table_snapshot")]
+        await keeper.forget()
+        seen = await history.at(name, str(old), partition_key=None)
+        assert [each.location for each in seen.parts] == ["s3://b/a0", "s3://b/b0"]
+        world.later(101)
+        await keeper.forget()
+        count = "SELECT count(*) FROM table_part WHERE gone IS NOT NULL"
+        assert await world.value(count) == 1, "half of it is gone"
+        with pytest.raises(InvalidInput, match="no longer keeps it"):
+            await history.at(name, str(old), partition_key=None)
+        with pytest.raises(InvalidInput, match="no longer keeps it"):
+            await history.changes(name, since=str(old), until=str(new))
+        await keeper.forget()
+        await keeper.forget()
+        assert await world.value(count) == 0
+        assert await world.value("SELECT count(*) FROM table_snapshot") == 1
 
     play(story)
 

@@ -20,7 +20,7 @@ from penstock.dispatcher.catalog import metadata_writer, scan_planner
 from penstock.dispatcher.catalog.scan_planner import Manifests
 from penstock.dispatcher.catalog.tables import CatalogTable
 from penstock.dispatcher.database.pool import query
-from penstock.kernel.errors import DatabaseUnavailable
+from penstock.kernel.errors import DatabaseUnavailable, InvalidInput
 from tests.integration.dispatcher.world import Job, Play, World
 from tests.integration.tables.shop import Shop, opened_shop
 from tests.integration.tables.test_clients import pairs, queried, rows, scanned, today
@@ -493,6 +493,14 @@ def test_a_scan_of_many_parts_goes_on_while_its_snapshot_is_forgotten(
             page_snapshot = int(page["plan-id"])
             seen = [each["data-file"]["partition"] for each in page["file-scan-tasks"]]
             (task,) = page["plan-tasks"]
+            # What is purged between two looks is not planned as if there were less of it.
+            found_table = await shop.parts.tables.load("totals")
+            assert isinstance(found_table, CatalogTable)
+            assert shop.parts.planner is not None
+            assert len(await shop.parts.planner.parts(found_table, found_table.main)) == 501
+            gone_since = replace(found_table.main, id=found_table.main.id + 1)
+            with pytest.raises(InvalidInput, match="no longer keeps it"):
+                await shop.parts.planner.parts(found_table, gone_since)
             await world.rows("DELETE FROM publication WHERE partition_key <> 'k'")
             world.later(60)
             await shop.parts.tables.snapshots.make(job.dataset)

@@ -6,8 +6,8 @@ what is in them. A file is left out only if no row of it can match. One page is 
 comes after it is named by a *plan task*, a text that has all that is needed to go on, so nothing is
 remembered between requests and any dispatcher can answer.
 
-Manifests never change, so those that were read last are remembered by their sums. One statement and
-at most `PARTS_MAX` small reads a page. Called by the API.
+Manifests never change, so those that were read last are remembered by their sums. Two statements
+and at most `PARTS_MAX` small reads a page. Called by the API.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from penstock.datasets.layout import (
 )
 from penstock.datasets.manifest import Manifest, decode, digest
 from penstock.dispatcher.catalog.tables import CatalogTable, MadeSnapshot
-from penstock.dispatcher.database.pool import Connection, Database, query
+from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.kernel.errors import Damaged, InvalidInput
 from penstock.store.base import ObjectStore, find
 
@@ -216,11 +216,17 @@ class ScanPlanner:
             "limit": limit,
         }
 
-        async def work(connection: Connection) -> list[dict[str, Any]]:
+        async def work(connection: Connection) -> list[dict[str, Any]] | None:
             statement = "parts_of_snapshot" if keys is None else "parts_of_partitions"
-            return await (await connection.execute(query(statement), asked)).fetchall()
+            rows = await (await connection.execute(query(statement), asked)).fetchall()
+            # It may have been purged since it was found: then these are not all.
+            (kept,) = await fetch_rows(connection, "is_snapshot_kept", asked)
+            return rows if kept["is_kept"] else None
 
-        return msgspec.convert(await self._database.transact(work), list[PartRow])
+        rows = await self._database.transact(work)
+        if rows is None:
+            raise table.not_kept(made.id)
+        return msgspec.convert(rows, list[PartRow])
 
     async def owned(
         self, table: CatalogTable, schema: TableSchema, rows: Sequence[PartRow]

@@ -35,6 +35,8 @@ it is the first to ask of.
   branch and no tag is of it.
 - A snapshot is forgotten while somebody reads it: it is told of no more, and its row stays for the
   grace of the sweeper. So do the folders, the manifests and the list that it shows, and its pages.
+  When that is over, or when it is purged, it cannot be read from a moment on before anything of it
+  goes; who reads asks after the parts whether it is still kept, and never takes some for all.
 - The clock goes back: ids go on by one each, and the pause between two snapshots is not waited
   for.
 
@@ -159,12 +161,12 @@ class Snapshots:
             }
             return (await connection.execute(query("forget_snapshots"), asked)).rowcount
 
+        async def end(connection: Connection) -> None:
+            asked = {"grace_seconds": self._grace_seconds}
+            await connection.execute(query("end_forgotten"), asked)
+
         async def parts(connection: Connection) -> bool:
-            asked = {
-                "grace_seconds": self._grace_seconds,
-                "snapshots": _SNAPSHOTS_MAX,
-                "limit": _ROWS_MAX,
-            }
+            asked = {"snapshots": _SNAPSHOTS_MAX, "limit": _ROWS_MAX}
             found = await _one(connection, "forget_parts", asked)
             return bool(found["parts"] == _ROWS_MAX or found["snapshots"] == _SNAPSHOTS_MAX)
 
@@ -177,6 +179,7 @@ class Snapshots:
             return (await connection.execute(query("forget_log"), asked)).rowcount == _ROWS_MAX
 
         forgotten = await self._database.transact(thin)
+        await self._database.transact(end)
         for remove in (parts, unshown, log):
             for _ in range(_BATCHES_MAX):
                 if not await self._database.transact(remove):
@@ -259,6 +262,7 @@ class History:
         rows = await self._rows(
             "shown_parts", **found, partition_key=partition_key, limit=SNAPSHOT_PARTS_MAX + 1
         )
+        await self._check_kept(name, found)
         return SnapshotAnswer(
             dataset=name,
             generation=found["generation"],
@@ -278,6 +282,8 @@ class History:
             "until_generation": after["generation"],
         }
         rows = await self._rows("changed_parts", **asked, limit=CHANGES_MAX + 1)
+        for each in (before, after):
+            await self._check_kept(name, each)
         changes = msgspec.convert(rows[:CHANGES_MAX], list[PartChange])
         return DatasetChangesAnswer(
             since=before["id"], until=after["id"], changes=changes, is_all=len(rows) <= CHANGES_MAX
@@ -286,15 +292,25 @@ class History:
     async def _found(self, name: str, moment: str) -> dict[str, Any]:
         rows = await self._rows("snapshot_at", name=name, **moment_of(moment))
         if not rows:
-            raise InvalidInput(
-                f"The dataset {name!r} has no snapshot {moment}, or no longer keeps it.",
-                hint="'penstock dataset snapshots' lists those that are kept.",
-            )
+            raise _not_kept(name, moment)
         found: dict[str, Any] = rows[0]
         return found
 
+    async def _check_kept(self, name: str, found: Mapping[str, Any]) -> None:
+        asked = {"dataset": found["dataset"], "snapshot": found["id"]}
+        (row,) = await self._rows("is_snapshot_kept", **asked)
+        if not row["is_kept"]:
+            raise _not_kept(name, str(found["id"]))
+
     async def _rows(self, statement: str, /, **asked: object) -> Sequence[Any]:
         return await self._database.transact(lambda one: fetch_rows(one, statement, asked))
+
+
+def _not_kept(name: str, moment: str) -> InvalidInput:
+    return InvalidInput(
+        f"The dataset {name!r} has no snapshot {moment}, or no longer keeps it.",
+        hint="'penstock dataset snapshots' lists those that are kept.",
+    )
 
 
 def moment_of(text: str) -> Mapping[str, int | None]:

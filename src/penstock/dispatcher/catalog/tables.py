@@ -102,11 +102,15 @@ class CatalogTable:
             return self.main
         found = next((each for each in self.snapshots if each.id == wanted), None)
         if found is None:
-            raise InvalidInput(
-                f"The table {self.name!r} has no snapshot {wanted}, or no longer keeps it.",
-                hint="`keep: {history: …}` says how long snapshots are kept.",
-            )
+            raise self.not_kept(wanted)
         return found
+
+    def not_kept(self, wanted: int) -> InvalidInput:
+        """That there is no such snapshot, or not any more."""
+        return InvalidInput(
+            f"The table {self.name!r} has no snapshot {wanted}, or no longer keeps it.",
+            hint="`keep: {history: …}` says how long snapshots are kept.",
+        )
 
     @property
     def shown(self) -> MadeSnapshot | None:

@@ -195,14 +195,28 @@ WHERE (table_snapshot.dataset_id, table_snapshot.id) = (ranked.dataset_id, ranke
   AND NOT ranked.is_named AND (ranked.place > 1 OR ranked.made_at
       <= penstock_now() - ranked.age_ms * interval '1 millisecond')
 
+-- name: end_forgotten
+-- Whose grace is over can be read no more, from a moment before anything of it goes.
+UPDATE table_snapshot
+SET forgotten_at = '-infinity'
+WHERE forgotten_at <= penstock_now() - %(grace_seconds)s * interval '1 second'
+  AND isfinite(forgotten_at)
+
+-- name: is_snapshot_kept
+-- Asked after its parts: if it is kept now, all of them were there.
+SELECT EXISTS (
+    SELECT FROM table_snapshot
+    WHERE dataset_id = %(dataset)s::uuid AND id = %(snapshot)s
+      AND (forgotten_at IS NULL OR isfinite(forgotten_at))) AS is_kept
+
 -- name: forget_parts
--- Snapshots that were forgotten a grace ago, with the parts that nothing shows but they: those that came
+-- Snapshots that can be read no more, with the parts that nothing shows but they: those that came
 -- and went between two snapshots that stay. A snapshot goes when all its parts have gone.
 WITH due AS MATERIALIZED (
     SELECT dataset_id, generation, id
     FROM table_snapshot
-    WHERE forgotten_at <= penstock_now() - %(grace_seconds)s * interval '1 second'
-    ORDER BY forgotten_at, dataset_id, id
+    WHERE forgotten_at = '-infinity'
+    ORDER BY dataset_id, id
     LIMIT %(snapshots)s
 ), span AS MATERIALIZED (
     SELECT DISTINCT due.dataset_id, due.generation, coalesce(before.id, 0) AS low,
@@ -213,16 +227,14 @@ WITH due AS MATERIALIZED (
         FROM table_snapshot AS stays
         WHERE stays.dataset_id = due.dataset_id AND stays.generation = due.generation
           AND stays.id < due.id AND (
-              stays.forgotten_at IS NULL OR stays.forgotten_at
-                  > penstock_now() - %(grace_seconds)s * interval '1 second')
+              stays.forgotten_at IS NULL OR isfinite(stays.forgotten_at))
     ) AS before
     CROSS JOIN LATERAL (
         SELECT min(stays.id) AS id
         FROM table_snapshot AS stays
         WHERE stays.dataset_id = due.dataset_id AND stays.generation = due.generation
           AND stays.id > due.id AND (
-              stays.forgotten_at IS NULL OR stays.forgotten_at
-                  > penstock_now() - %(grace_seconds)s * interval '1 second')
+              stays.forgotten_at IS NULL OR isfinite(stays.forgotten_at))
     ) AS after
 ), dropped AS (
     DELETE FROM table_part
@@ -331,7 +343,9 @@ WITH named AS MATERIALIZED (
     ) AS newest
     WHERE generation.dataset_id = %(dataset)s::uuid
     UNION
-    SELECT id FROM table_snapshot WHERE dataset_id = %(dataset)s::uuid AND id = %(asked)s::bigint
+    SELECT id FROM table_snapshot
+    WHERE dataset_id = %(dataset)s::uuid AND id = %(asked)s::bigint
+      AND (forgotten_at IS NULL OR isfinite(forgotten_at))
 ), told AS (
     SELECT id FROM named
     UNION
@@ -541,7 +555,7 @@ JOIN dataset ON dataset.id = made.dataset_id
 JOIN table_schema ON table_schema.dataset_id = made.dataset_id
     AND table_schema.id = made.schema_id
 WHERE dataset.name = %(name)s AND (
-    made.id = %(id)s::bigint
+    (made.id = %(id)s::bigint AND (made.forgotten_at IS NULL OR isfinite(made.forgotten_at)))
     OR (made.branch = 'main' AND made.id <= %(moment_ms)s::bigint AND made.forgotten_at IS NULL))
 ORDER BY made.id DESC
 LIMIT 1
