@@ -1,12 +1,15 @@
 """How fast pipelines on Spark are, against bare PySpark on the same machine in the same run.
 
 Every figure stands beside its baseline, so compare ratios and not seconds. Each side has a JVM of
-its own, one after the other, with the same settings of Spark, started and used before the clock
-starts. Times of Penstock are the database's: from the first event to the last partition.
-Run `make bench`, or `python -m benchmarks.pipeline --help`.
+its own, with the same settings of Spark, started and used before the clock starts. What is asked
+query by query (tpch, join, prune, cluster) is asked of both in turn, so that whatever else the
+machine does is the same for both; the rest is one side after the other, and says little on a
+machine that is busy. Times of Penstock are the database's: from the first event to the last
+partition. Run `make bench`, or `python -m benchmarks.pipeline --help`.
 
 - *flights*: the demo's pipeline for a year, with coalescing, against examples/flights/plain.py.
 - *tpch*: five queries of TPC-H at scale factor 1 as `spark.sql` jobs, against the same queries.
+- *join*: a join with two expectations, against the same written, read and checked by hand.
 - *months*: files of many months that one task divides, and two jobs behind, against `partitionBy`.
 - *files*: much that is computed of little, a source of no known size, and a small result that is
   sorted, against the same written by PySpark; times, and into how many files.
@@ -43,18 +46,19 @@ from urllib.parse import urlsplit
 
 from tests.e2e.spark_cluster import SparkCluster
 
-from benchmarks.bare import BY_MONTH, SHOPS, hashed
+from benchmarks.bare import BY_MONTH, CHECK, JOINED, SHOPS, UNIQUE, hashed
+from benchmarks.bare_side import bare, beside
+from benchmarks.parquet_sources import little, trips
 from penstock.dispatcher.client import Client
 from penstock.installation import Installation
 from penstock.kernel.errors import DispatcherUnavailable
-from penstock.runtimes.spark.settings import SparkSettings, classic_conf
 from penstock.settings import Settings
 from penstock.store.s3.local import LocalS3
 
 ROOT = Path(__file__).resolve().parents[1]
 FLIGHTS = ROOT / "examples" / "flights"
 TPCH = Path(__file__).resolve().parent / "tpch"
-SECTIONS = ("flights", "tpch", "months", "files", "small", "prune", "s3", "cluster")
+SECTIONS = ("flights", "tpch", "join", "months", "files", "small", "prune", "s3", "cluster")
 DAILY = ("raw_flights", "raw_weather", "flights", "observed", "carrier_days", "airport_days")
 MONTHLY = ("carrier_months", "airport_months", "carrier_report", "airport_report")
 TABLES = ("customer", "lineitem", "nation", "orders", "region", "supplier")
@@ -65,8 +69,6 @@ READS = {
     "q10": ("customer", "orders", "lineitem", "nation"),
     "q18": ("customer", "orders", "lineitem"),
 }
-TRIP_FILES = 8
-LITTLE_FILES = 16
 FILES = """
 jobs:
   begun: {{activation: source, source: {{kind: manual}}, outputs: [begin]}}
@@ -195,6 +197,32 @@ PRUNED = {
     "partition": "_partition = '2020-05'",
     "all": "month <> 'none'",
 }
+JOIN = """
+jobs:
+  told: {{activation: source, source: {{kind: manual}}, outputs: [keys]}}
+  facts:
+    runtime: spark
+    operator: spark.sql
+    config: {{sql: "SELECT id, id % 1000 AS shop, rand(7) * 100 AS paid FROM range({rows})"}}
+    inputs: [told.keys]
+    outputs: [facts]
+  shops:
+    runtime: spark
+    operator: spark.sql
+    config: {{sql: "SELECT id AS shop, id % 17 AS region, rand(8) AS rate FROM range(1000)"}}
+    inputs: [told.keys]
+    outputs: [shops]
+  ask_join: {{activation: source, source: {{kind: manual}}, outputs: [asked_join]}}
+  join:
+    runtime: spark
+    operator: spark.sql
+    config:
+      sql: "{joined}"
+      expect: [{{check: "{check}"}}, {{unique: [{unique}]}}]
+    inputs: [ask_join.asked_join, {{from: facts.facts, trigger: false, read: all}},
+             {{from: shops.shops, trigger: false, read: all}}]
+    outputs: [joined]
+"""
 WAIT_SECONDS_MAX = 1800.0
 
 
@@ -216,12 +244,23 @@ class Bench:
 
 @asynccontextmanager
 async def installed(
-    folder: Path, dag: Path, *, store: str = "", tiny: bool = False, **more: Any
+    folder: Path,
+    dag: Path,
+    *,
+    store: str = "",
+    tiny: bool = False,
+    archive: bool = True,
+    **more: Any,
 ) -> AsyncIterator[Client]:
-    """An installation with a DAG in force and a worker that was heard of."""
+    """An installation with a DAG in force and a worker that was heard of.
+
+    Without `archive` a host that is idle, while the other side works, does nothing.
+    """
     settings = Settings(data=folder, store=store, port=0, internal_port=0, webhook_port=0, **more)
     file = dag.parent / "penstock.toml"
-    file.write_text("[runtimes.spark]\ntiny = true\n" if tiny else "")
+    spark = {"tiny": tiny, "archive": archive}
+    lines = (f"{name} = {str(value).lower()}\n" for name, value in spark.items())
+    file.write_text("[runtimes.spark]\n" + "".join(lines))
     installation = Installation(settings, code=dag.parent, file=file)
     async with installation, Client(installation.public_url) as client:
         until = time.monotonic() + 120
@@ -273,21 +312,6 @@ async def trigger_all(client: Client, job: str, events: Sequence[Mapping[str, An
     return began
 
 
-def bare(*words: str, conf: Mapping[str, str]) -> dict[str, float]:
-    """What `benchmarks.bare` measures."""
-    command = [sys.executable, "-m", "benchmarks.bare", *words, "--conf", json.dumps(conf)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3000:])
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def spark_conf(folder: Path) -> dict[str, str]:
-    """The settings that a worker gives to Spark."""
-    return dict(classic_conf(SparkSettings(), folder=str(folder), cores=os.cpu_count() or 1))
-
-
 # Flights ----------------------------------------------------------------------------------------
 
 
@@ -319,7 +343,7 @@ async def flights(bench: Bench) -> None:
     days = bench.options.days
     ours = await fly(bench.folder / "flights", days)
     to = bench.folder / "plain"
-    theirs = bare("flights", "--days", str(days), "--to", str(to), conf=spark_conf(to))["flights"]
+    theirs = (await bare("flights", "--days", str(days), to=to))["flights"]
     bench.tell(f"flights: {days} days, bare PySpark", theirs, "s")
     bench.tell(f"flights: {days} days, Penstock", ours, "s")
     bench.tell("flights: ratio", ours / theirs, goal="goal: at most 1.3")
@@ -426,26 +450,26 @@ async def _asked(client: Client, query: str, turn: int) -> float:
 
 
 async def tpch(bench: Bench) -> None:
-    """Five queries, each after the other, cold and warm."""
+    """Five queries, each after the other and on both sides in turn, cold and warm."""
     data = bench.folder / "tpch-data"
     scale = f"{bench.options.scale:g}"
     await asyncio.to_thread(_generate, data, scale)
     dag = _tpch_dag(bench.folder / "tpch-dag", data)
     ours: dict[tuple[str, int], float] = {}
-    async with installed(bench.folder / "tpch", dag) as client:
+    theirs: dict[str, float] = {}
+    async with installed(bench.folder / "tpch", dag, archive=False) as client:
         await client.trigger("generated", event_id="generated")
         await published(client, dict.fromkeys(TABLES, 1))
         folders = {
             each: urlsplit((await client.partitions(each)).partitions[0].location).path
             for each in TABLES
         }
-        for turn in range(bench.options.turns):
-            for query in READS:
-                ours[query, turn] = await _asked(client, query, turn)
-    # Not beside it: a host that is idle makes an archive of its classes.
-    words = ("--folders", json.dumps(folders), "--turns", str(bench.options.turns))
-    to = bench.folder / "tpch-bare"
-    theirs = bare("tpch", *words, "--to", str(to), conf=spark_conf(to))
+        turns = ("--turns", str(bench.options.turns))
+        async with beside("tpch", *turns, folders=folders, to=bench.folder / "tpch-bare") as side:
+            for turn in range(bench.options.turns):
+                for query in sorted(READS):
+                    ours[query, turn] = await _asked(client, query, turn)
+                    theirs |= await side.step()
     for turn, name in ((0, "cold"), (bench.options.turns - 1, "warm")):
         for query in READS:
             bench.tell(f"tpch: {query}, {name}, bare PySpark", theirs[f"{query}-{turn}"], "s")
@@ -457,33 +481,37 @@ async def tpch(bench: Bench) -> None:
         bench.tell(what, ratio, goal="goal: at most 1.1" if name == "warm" else "")
 
 
-# Months -----------------------------------------------------------------------------------------
-
-
-def _trips(folder: Path, *, months: int, rows: int) -> None:
-    """So many rows a month, in files each of which has rows of all months."""
-    import numpy as np  # noqa: PLC0415 - so that --help needs none of these
-    import pyarrow as pa  # noqa: PLC0415
-    from pyarrow import parquet  # noqa: PLC0415
-
+async def join(bench: Bench) -> None:
+    """A join with two expectations, on both sides in turn; the better of each counts as warm."""
+    folder, turns = bench.folder / "join", bench.options.turns
     folder.mkdir()
-    random = np.random.default_rng(7)
-    first = np.datetime64("2019-01-01", "us")
-    seconds = int((np.datetime64("2019-01") + months).astype("datetime64[s]").astype(int))
-    seconds -= int(first.astype("datetime64[s]").astype(int))
-    count = months * rows // TRIP_FILES
-    for number in range(TRIP_FILES):
-        at = first + (random.random(count) * seconds * 1e6).astype("timedelta64[us]")
-        table = pa.table(
-            {
-                "ts": pa.array(at, pa.timestamp("us", tz="UTC")),
-                "zone": pa.array(random.integers(0, 260, count, dtype=np.int32)),
-                "fare": pa.array(random.random(count) * 50),
-                "miles": pa.array(random.random(count) * 20),
-                "note": pa.array(random.integers(0, 10**9, count).astype(str)),
-            }
-        )
-        parquet.write_table(table, folder / f"{number}.parquet")
+    dag = folder / "join.yaml"
+    query = {"joined": JOINED, "check": CHECK, "unique": UNIQUE}
+    dag.write_text(JOIN.format(rows=bench.options.join_rows, **query))
+    ours: list[float] = []
+    theirs: list[float] = []
+    async with installed(folder / "data", dag, archive=False) as client:
+        await client.trigger("told", event_id="told")
+        await published(client, {"facts": 1, "shops": 1})
+        folders = {
+            each: urlsplit((await client.partitions(each)).partitions[0].location).path
+            for each in ("facts", "shops")
+        }
+        words = ("join", "--turns", str(turns))
+        async with beside(*words, folders=folders, to=folder / "bare") as side:
+            for turn in range(turns):
+                ours.append(await _asked(client, "join", turn))
+                theirs += (await side.step()).values()
+    for when, of in (("cold", slice(1)), ("warm", slice(1, None))):
+        if not ours[of]:
+            continue
+        bench.tell(f"join: with two expectations, {when}, bare PySpark", min(theirs[of]), "s")
+        bench.tell(f"join: with two expectations, {when}, Penstock", min(ours[of]), "s")
+        ratio = min(ours[of]) / min(theirs[of])
+        bench.tell(f"join: with two expectations, {when}: ratio", ratio, goal="goal: at most 1.1")
+
+
+# Months -----------------------------------------------------------------------------------------
 
 
 async def months(bench: Bench) -> None:
@@ -491,7 +519,7 @@ async def months(bench: Bench) -> None:
     count, folder = bench.options.months, bench.folder / "months"
     folder.mkdir()
     source = folder / "source"
-    await asyncio.to_thread(_trips, source, months=count, rows=bench.options.month_rows)
+    await asyncio.to_thread(trips, source, months=count, rows=bench.options.month_rows)
     dag = folder / "months.yaml"
     queries = {
         name: text.format(keys="_partition", trips="trips") for name, text in BY_MONTH.items()
@@ -511,7 +539,7 @@ async def months(bench: Bench) -> None:
                 (await _renewed(client, ("trips",), count, began) - began).total_seconds()
             )
     to = folder / "bare"
-    theirs = bare("months", "--source", str(source), "--to", str(to), conf=spark_conf(to))
+    theirs = await bare("months", "--source", str(source), to=to)
     bench.tell("months: a session and something small, bare PySpark", theirs["start"], "s")
     bench.tell("months: a session and something small, Penstock", started, "s")
     for turn, name in enumerate(("cold", "warm")):
@@ -546,23 +574,12 @@ async def _renewed(
 # Files ------------------------------------------------------------------------------------------
 
 
-def _little(folder: Path, *, rows: int) -> None:
-    """So many rows, in files that are small: how much there is to compute is not in their bytes."""
-    import pyarrow as pa  # noqa: PLC0415 - so that --help needs none of these
-    from pyarrow import parquet  # noqa: PLC0415
-
-    folder.mkdir()
-    for number in range(LITTLE_FILES):
-        table = pa.table({"id": pa.array(range(number, rows, LITTLE_FILES), pa.int64())})
-        parquet.write_table(table, folder / f"{number}.parquet")
-
-
 async def files(bench: Bench) -> None:
     """Results that are not as large as what was read, cold and then warm."""
     folder, rows = bench.folder / "files", bench.options.file_rows
     folder.mkdir()
     source = folder / "source"
-    await asyncio.to_thread(_little, source, rows=rows)
+    await asyncio.to_thread(little, source, rows=rows)
     parts = f"parquet.`{source}`"
     shutil.copy(Path(__file__).parent / "database.py", folder)
     dag = folder / "files.yaml"
@@ -577,8 +594,8 @@ async def files(bench: Bench) -> None:
         for name in ("hashed", "database", "shops"):
             (made,) = (await client.partitions(f"result_{name}")).partitions
             ours[f"{name}-files"] = made.files or 0
-    words = ("--source", str(source), "--rows", str(rows), "--to", str(folder / "bare"))
-    theirs = bare("files", *words, conf=spark_conf(folder / "bare"))
+    words = ("--source", str(source), "--rows", str(rows))
+    theirs = await bare("files", *words, to=folder / "bare")
     named = {
         "hashed": "much computed of little",
         "database": "a source of no known size",
@@ -688,7 +705,8 @@ async def prune(bench: Bench) -> None:
     dag.write_text(PRUNE + "".join(asked))
     months = [f"{2019 + each // 12}-{each % 12 + 1:02}" for each in range(84)]
     ours: dict[tuple[str, int], float] = {}
-    async with installed(folder / "data", dag) as client:
+    theirs: dict[str, float] = {}
+    async with installed(folder / "data", dag, archive=False) as client:
         events = [{"event_id": each, "partition_key": each} for each in months]
         await trigger_all(client, "told", events)
         await published(client, {"sales": len(months)})
@@ -696,12 +714,13 @@ async def prune(bench: Bench) -> None:
             each.partition_key: urlsplit(each.location).path
             for each in (await client.partitions("sales", limit=1000)).partitions
         }
-        for turn in range(bench.options.turns):
-            for name in PRUNED:
-                ours[name, turn] = await _asked(client, name, turn)
-    words = ("--folders", json.dumps(folders), "--turns", str(bench.options.turns))
-    to = bench.folder / "prune-bare"
-    theirs = bare("prune", *words, "--to", str(to), conf=spark_conf(to))
+        turns = ("--turns", str(bench.options.turns))
+        async with beside("prune", *turns, folders=folders, to=bench.folder / "prune-bare") as side:
+            for turn in range(bench.options.turns):
+                for name in PRUNED:
+                    ours[name, turn] = await _asked(client, name, turn)
+                    if name != "partition":
+                        theirs |= await side.step()
     for turn, when in ((0, "cold"), (bench.options.turns - 1, "warm")):
         for name, figure in (("column", "one"), ("partition", "one"), ("all", "all")):
             layout = theirs[f"{figure}-{turn}"]
@@ -715,6 +734,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     every = {
         "flights": flights,
         "tpch": tpch,
+        "join": join,
         "months": months,
         "files": files,
         "small": small,
@@ -735,7 +755,10 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", default=SECTIONS, help=", ".join(SECTIONS))
     parser.add_argument("--days", type=int, default=365, help="for flights")
     parser.add_argument("--scale", type=float, default=1, help="for tpch")
-    parser.add_argument("--turns", type=int, default=3, help="for tpch and prune: the last is warm")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="for tpch, prune and join: the last is warm"
+    )
+    parser.add_argument("--join-rows", type=int, default=5_000_000, help="for join")
     parser.add_argument("--months", type=int, default=24, help="for months")
     parser.add_argument("--month-rows", type=int, default=200_000, help="for months")
     parser.add_argument("--file-rows", type=int, default=1_000_000, help="for files")
