@@ -29,6 +29,8 @@ class Sizes:
     partitions_while_killed: int
     """Through Spark, in each round."""
     rounds_of_kills: int
+    faults_of_a_job: int
+    """On a cluster, each in the middle of a read or an upload of every kind of job."""
     workers_that_wait: int
     """In tens, at a dispatcher that is killed."""
     tables_to_read: int
@@ -44,6 +46,7 @@ SMALL: Final = Sizes(
     events_while_killed=500,
     partitions_while_killed=12,
     rounds_of_kills=1,
+    faults_of_a_job=1,
     workers_that_wait=4,
     tables_to_read=1,
     folders_of_a_policy=100_000,
@@ -54,6 +57,7 @@ FULL: Final = Sizes(
     events_while_killed=2_000,
     partitions_while_killed=40,
     rounds_of_kills=2,
+    faults_of_a_job=4,
     workers_that_wait=100,
     tables_to_read=10,
     folders_of_a_policy=1_000_000,
