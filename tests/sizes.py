@@ -31,6 +31,8 @@ class Sizes:
     partitions_while_killed: int
     """Through Spark, in each round."""
     rounds_of_kills: int
+    faults_of_a_job: int
+    """On a cluster, each in the middle of a read or an upload of every kind of job."""
     workers_that_wait: int
     """In tens, at a dispatcher that is killed."""
     publishers_at_once: int
@@ -49,6 +51,7 @@ SMALL: Final = Sizes(
     events_of_other_senders=40,
     partitions_while_killed=12,
     rounds_of_kills=1,
+    faults_of_a_job=1,
     workers_that_wait=4,
     publishers_at_once=40,
     tables_to_read=1,
@@ -61,6 +64,7 @@ FULL: Final = Sizes(
     events_of_other_senders=1_000,
     partitions_while_killed=40,
     rounds_of_kills=2,
+    faults_of_a_job=4,
     workers_that_wait=100,
     publishers_at_once=1_000,
     tables_to_read=10,

@@ -154,7 +154,7 @@ class SparkCluster(Service):
 
     def _leashed(self, name: str, program: str, *words: str, memory: str = "256m") -> ChildProcess:
         home = self.folder / name
-        home.mkdir()
+        home.mkdir(parents=True)
         found = find_spec("pyspark")
         assert found is not None
         assert found.origin is not None

@@ -12,7 +12,15 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -46,6 +54,8 @@ class Victim(StrEnum):
     JVM = "jvm"
     DISPATCHER = "dispatcher"
     S3 = "s3"
+    EXECUTORS = "executors"
+    """All of them, where there is a cluster."""
 
 
 @dataclass(slots=True)
@@ -58,6 +68,8 @@ class SparkFleet:
     """What has ended by itself, and how often."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     changing_server: asyncio.Lock = field(default_factory=asyncio.Lock)
+    executors: Callable[[], Sequence[int]] | None = None
+    """The executors of its cluster, if it has one."""
 
     @property
     def transfer(self) -> Transfer:
@@ -87,6 +99,15 @@ class SparkFleet:
                 return await self._kill_jvm(entropy)
             case Victim.S3:
                 return await self._kill_server(entropy)
+            case Victim.EXECUTORS:
+                assert self.executors is not None
+                _signal(self.executors(), signal.SIGKILL)
+                return str(victim)
+
+    def victims(self) -> list[Victim]:
+        """What there is to kill."""
+        has_executors = self.executors is not None
+        return [each for each in Victim if has_executors or each is not Victim.EXECUTORS]
 
     async def freeze(self, entropy: Entropy, *, seconds: float) -> None:
         """Have a worker, its Spark and all below them stand still, and then go on as if nothing
@@ -125,12 +146,7 @@ class SparkFleet:
         if self.changing_server.locked():
             return f"{Victim.S3} (was gone)"
         async with self.changing_server:
-            (number,) = [
-                number
-                for number, words in below(os.getpid()).items()
-                if Path(words[0]).name == "weed" and any(str(self.fleet.folder) in w for w in words)
-            ]
-            os.kill(number, signal.SIGKILL)
+            kill_server_in(self.fleet.folder)
             await self.server.stop()
             await CLOCK.sleep(entropy.uniform(0.0, 3.0))
             await self._start_server()
@@ -182,7 +198,13 @@ class SparkFleet:
 
 @contextlib.asynccontextmanager
 async def spark_fleet_of(
-    folder: Path, server: LocalS3, *, workers: int, spark: str
+    folder: Path,
+    server: LocalS3,
+    *,
+    workers: int,
+    spark: str,
+    master: str = "local[*]",
+    executors: Callable[[], Sequence[int]] | None = None,
 ) -> AsyncIterator[SparkFleet]:
     """A fleet that runs until the block ends; `spark` is what its settings say of the runtime."""
     settings = f"[runtimes.spark]\n{spark}"
@@ -195,10 +217,10 @@ async def spark_fleet_of(
         dispatchers=1,
         workers=workers,
         modules={"penstock.toml": settings},
-        told={"store": server.url},
+        told={"store": server.url, "spark": master},
         variables=keys,
     ) as fleet:
-        made = SparkFleet(fleet, server)
+        made = SparkFleet(fleet, server, executors=executors)
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(made.keep())
             try:
@@ -233,6 +255,16 @@ def below(number: int) -> Mapping[int, list[str]]:
         more = {each for each, (parent, _) in every.items() if parent in more} - found
         found |= more
     return {each: every[each][1] for each in found}
+
+
+def kill_server_in(folder: Path) -> None:
+    """Kill the S3 server that keeps its data below a folder, as `kill -9` does."""
+    (number,) = [
+        number
+        for number, words in below(os.getpid()).items()
+        if Path(words[0]).name == "weed" and any(str(folder) in word for word in words)
+    ]
+    os.kill(number, signal.SIGKILL)
 
 
 def processes_in(folder: Path) -> Iterator[int]:

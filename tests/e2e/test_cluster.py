@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
+import re
 import signal
 import sys
 import tarfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 import botocore.exceptions
@@ -28,19 +31,25 @@ from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.client import Client
 from penstock.kernel.entropy import new_id, system_entropy
 from penstock.kernel.errors import WorkFailed
-from penstock.runtimes.base import AttemptWork, ProducedOutput
+from penstock.runtimes.base import AttemptWork, Merge, Part, ProducedOutput
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.runtimes.spark.settings import SparkSettings
 from penstock.store.s3.local import LocalS3
 from penstock.testing.runtime_contract import RecordingReporter
 from tests.conftest import Background
 from tests.e2e.fleet import CLOCK, until
+from tests.e2e.holding_proxy import HoldingProxy
 from tests.e2e.short_sessions import short_sessions
 from tests.e2e.spark_cluster import SparkCluster
+from tests.e2e.spark_fleet import kill_server_in
 from tests.e2e.test_up import Up, _below, _up
 from tests.integration.minting_place import seaweedfs_place
 from tests.integration.spark.bench import Bench, part
 from tests.integration.spark.trial import is_running
+from tests.sizes import SEED, SIZES
+
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.INFO)
 
 DAYS = 2
 SECONDS_MAX = 300.0
@@ -243,58 +252,150 @@ def test_a_job_brings_its_python_and_gives_its_executors_back(
     asyncio.run(test())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.proof
+@pytest.mark.timeout(1200 * SIZES.faults_of_a_job)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
-def test_an_s3_server_executors_and_a_driver_that_die_cost_time_and_no_byte(
+def test_what_dies_in_the_middle_of_a_read_or_an_upload_costs_time_and_no_byte(
     tmp_path: Path, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = LocalS3(tmp_path / "s3")
-    query = "SELECT a, sha2(string(a), 512) AS sum FROM raw"
-    config = {"sql": query, "sort_by": ["a"], "target_file_bytes": 2**20}
-
     async def test() -> None:
-        async with server:
-            monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.credentials.access_key)
-            monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.credentials.secret_key)
-            bench = Bench(
-                None, "s3://penstock/killed", tmp_path, store_url=server.url, master=cluster.url
-            )
-            rows = [range(start, start + 200_000) for start in (0, 200_000)]
-            parts = [bench.publish({"a": list(some)}, key=str(some.start)) for some in rows]
-            settings = SparkSettings(
-                master=cluster.url,
-                data=str(tmp_path / "data"),
-                store_url=server.url,
+        async with _stormy(tmp_path, cluster, monkeypatch) as storm, storm.runtime() as runtime:
+            calm = await storm.run(storm.work("sorted"), runtime)
+            await _lose_the_driver(cluster, runtime, storm.work("sorted"))
+            for number, kind in enumerate(KINDS):
+                for more in range(SIZES.faults_of_a_job):
+                    fault = list(Fault)[(SEED + number + more) % len(Fault)]
+                    _log.info("%s: %s", kind, fault)
+                    made = await storm.struck(storm.work(kind), runtime, fault)
+                    storm.check(made)
+                    if kind == "sorted":
+                        assert storm.sums(made) == storm.sums(calm)
+
+    asyncio.run(test())
+
+
+class Fault(StrEnum):
+    """What is killed, and when."""
+
+    SERVER_READ = "the S3 server, while a file is read"
+    SERVER_UPLOAD = "the S3 server, while a file is uploaded"
+    EXECUTORS_READ = "the executors, while a file is read"
+    EXECUTORS_UPLOAD = "the executors, while a file is uploaded"
+
+    @property
+    def is_read(self) -> bool:
+        return self in (Fault.SERVER_READ, Fault.EXECUTORS_READ)
+
+    @property
+    def is_of_server(self) -> bool:
+        return self in (Fault.SERVER_READ, Fault.SERVER_UPLOAD)
+
+
+KINDS: Mapping[str, Mapping[str, object]] = {
+    "sorted": {"sort_by": ["id"]},
+    "divided": {},
+    "merged": {},
+    "clustered": {"cluster_by": ["id"]},
+}
+"""Jobs by what becomes of their rows, with what their config says of it."""
+
+
+@dataclass(slots=True)
+class Storm:
+    """Rows in a bucket behind a proxy, jobs that bring them to another place, and what dies."""
+
+    folder: Path
+    cluster: SparkCluster
+    server: LocalS3
+    proxy: HoldingProxy
+    bench: Bench
+    rows: pa.Table
+    parts: Sequence[Part]
+
+    def runtime(self) -> SparkRuntime:
+        return SparkRuntime(
+            SparkSettings(
+                master=self.cluster.url,
+                data=str(self.folder / "data"),
+                store_url=f"s3://penstock?endpoint={self.proxy.endpoint}",
                 driver_memory="600m",
                 start_seconds=300.0,
                 arrow_bytes_max=0,
                 archive=False,
             )
-            async with SparkRuntime(settings) as runtime:
-                works = [bench.work("spark.sql", config, inputs={"raw": parts}) for _ in range(3)]
-                calm = await _run(works[0], runtime)
-                await _lose_the_driver(cluster, runtime, works[1])
+        )
 
-                async def disturb() -> None:
-                    await server.start()
-                    await until(cluster.executors, seconds=150)
-                    cluster.kill_executor()
+    def work(self, kind: str) -> AttemptWork:
+        config = {"sql": "SELECT id, noise FROM raw", **KINDS[kind]}
+        merge = Merge(key=("id",)) if kind == "merged" else None
+        work = self.bench.work("spark.sql", config, inputs={"raw": self.parts}, merge=merge)
+        if kind != "divided":
+            return work
+        out = work.outputs["out"]
+        many = out.location.replace("/2013-01-01/", "/~many/")
+        place = replace(out, partition_by="if(id % 10 = 0, 'few', 'most')", location=many)
+        return replace(work, outputs={"out": place})
 
-                await server.stop()
-                stormy, _ = await asyncio.gather(_run(works[2], runtime), disturb())
-            found = [
-                [(each.rows, each.bytes, each.sha256) for each in bench.manifest(made).files]
-                for made in (calm, stormy)
-            ]
-            assert found[0] == found[1]
-            assert sum(each[0] or 0 for each in found[0]) == 400_000
-            files = bench.manifest(stormy).files
-            there = {each.name for each in bench.transfer.list(stormy.location)}
-            assert there == {"manifest.json", *(each.name for each in files)}
-            for each in files:
-                assert bench.transfer.sum(f"{stormy.location}/{each.name}").sha256 == each.sha256
+    async def run(self, work: AttemptWork, runtime: SparkRuntime) -> Sequence[ProducedOutput]:
+        return (await runtime.run(work, RecordingReporter())).made
 
-    asyncio.run(test())
+    async def struck(
+        self, work: AttemptWork, runtime: SparkRuntime, fault: Fault
+    ) -> Sequence[ProducedOutput]:
+        """Run it; it is held in the middle of what the fault is about, and goes on without it."""
+        out = re.escape(work.outputs["out"].location.removeprefix("s3:/"))
+        held = (
+            self.proxy.hold(r"GET /penstock/\S*/part-\d/\S*\.parquet ", number=3)
+            if fault.is_read
+            else self.proxy.hold(rf"PUT {out}/\S*\.parquet(\?partNumber=2&| )")
+        )
+        async with asyncio.timeout(2 * SECONDS_MAX), asyncio.TaskGroup() as group:
+            running = group.create_task(self.run(work, runtime))
+            reached = group.create_task(held.reached.wait())
+            await asyncio.wait([running, reached], return_when=asyncio.FIRST_COMPLETED)
+            assert reached.done(), "it ended before it was in the middle of that"
+            if fault.is_of_server:
+                kill_server_in(self.folder)
+                await self.server.stop()
+                held.released.set()
+                await self.server.start()
+            else:
+                executors = self.cluster.executors()
+                assert executors
+                for each in executors:
+                    os.kill(each, signal.SIGKILL)
+                held.released.set()
+        return running.result()
+
+    def check(self, every: Sequence[ProducedOutput]) -> None:
+        """All rows are there, in files that are what their manifest says, and beside no other."""
+        assert _table(self.bench, *every) == self.rows
+        keys = [each.partition_key for each in every]
+        assert keys in (["2013-01-01"], ["few", "most"])
+        for made in every:
+            there = {each.name for each in self.bench.transfer.list(made.location)}
+            named = {each.name for each in self.bench.manifest(made).files}
+            assert there == {"manifest.json", *named}
+
+    def sums(self, every: Sequence[ProducedOutput]) -> list[str]:
+        return [file.sha256 for each in every for file in self.bench.manifest(each).files]
+
+
+@asynccontextmanager
+async def _stormy(
+    folder: Path, cluster: SparkCluster, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Storm]:
+    # Spark and the worker wait for it a minute at most, and it takes seconds to start.
+    server = LocalS3(folder / "s3")
+    async with server, HoldingProxy(int(server.endpoint.rpartition(":")[2])) as proxy:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.credentials.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.credentials.secret_key)
+        where = "s3://penstock/storm"
+        bench = Bench(None, where, folder, store_url=server.url, master=cluster.url)
+        rows = dict(list(_raw_rows().items())[:3])
+        parts = [bench.publish(some, key=key) for key, some in rows.items()]
+        whole = pa.concat_tables(map(pa.table, rows.values())).combine_chunks()
+        yield Storm(folder, cluster, server, proxy, bench, whole, parts)
 
 
 @pytest.mark.timeout(600)

@@ -1,4 +1,5 @@
-"""The proof: workers, their JVMs, a dispatcher and the S3 server, killed at random with `kill -9`.
+"""The proof: workers, their JVMs, a dispatcher and the S3 server, killed at random with `kill -9`,
+and the executors where there is a cluster.
 
 The same partitions are computed in several rounds, by a chain of Spark jobs; what is in them
 depends on the number in their keys, not on the round. Nobody disturbs the first round. In the
@@ -39,6 +40,7 @@ from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, Pen
 from penstock.protocol.datasets import SnapshotPart
 from penstock.store.s3.local import LocalS3
 from tests.e2e.fleet import CLOCK
+from tests.e2e.spark_cluster import SparkCluster
 from tests.e2e.spark_fleet import SparkFleet, Victim, patiently, spark_fleet_of
 from tests.sizes import SEED, SIZES
 
@@ -47,8 +49,6 @@ _log.setLevel(logging.INFO)
 
 PARTITIONS = SIZES.partitions_while_killed
 ROUNDS = SIZES.rounds_of_kills
-KILLS = max(len(Victim), PARTITIONS // 20)
-"""In a round."""
 ROUND_SECONDS_MAX = 240.0 + 3 * PARTITIONS
 SWEEPS_MAX = 30
 FROZEN_SECONDS = 8.0
@@ -72,6 +72,15 @@ archive = false
 arrow_bytes_max = "8KiB"
 conf = {"spark.sql.shuffle.partitions" = "2"}
 """
+SPARK_ON_A_CLUSTER = """
+driver_memory = "1g"
+parallel = 2
+tiny = true
+archive = false
+arrow_bytes_max = "8KiB"
+conf = {"spark.sql.shuffle.partitions" = "2", "spark.cores.max" = "1"}
+"""
+"""Each worker has an executor to itself."""
 DAG = """
 jobs:
   ingest:
@@ -225,9 +234,10 @@ async def _rage(fleet: SparkFleet, this: Round, entropy: Entropy) -> tuple[Count
 
     Returns how often what was killed, and how many attempts were swept meanwhile.
     """
+    there = fleet.victims()
     victims: list[Victim] = []
-    while len(victims) < KILLS:
-        victims += sorted(Victim, key=lambda _: entropy.random())
+    while len(victims) < max(len(there), PARTITIONS // 20):
+        victims += sorted(there, key=lambda _: entropy.random())
     shares = sorted(entropy.uniform(0.0, 0.8) for _ in victims)
     kills, swept = Counter[str](), 0
 
@@ -416,23 +426,49 @@ async def _proof(fleet: SparkFleet) -> None:
     _log.info("seed %d: %d swept, %.0f s", SEED, swept, CLOCK.monotonic() - began)
 
 
+TIMEOUT = int((ROUNDS + 1) * ROUND_SECONDS_MAX + 300)
+
+
 @pytest.mark.proof
-@pytest.mark.timeout(int((ROUNDS + 1) * ROUND_SECONDS_MAX + 300))
+@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
 def test_partitions_are_published_once_whatever_is_killed(tmp_path: Path) -> None:
-    async def main() -> None:
-        server = LocalS3(tmp_path / "s3", grace_seconds=1)
-        try:
-            await server.start()
-        except PenstockError as error:
-            if os.environ.get("CI"):
-                raise
-            pytest.skip(f"no S3 server: {error.message} {error.hint}")
-        try:
-            async with spark_fleet_of(tmp_path, server, workers=2, spark=SPARK) as fleet:
+    asyncio.run(_killed(tmp_path, None))
+
+
+@pytest.mark.proof(meanwhile="test_partitions_are_published_once_whatever_is_killed")
+@pytest.mark.timeout(TIMEOUT)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+def test_partitions_of_a_cluster_are_published_once_whatever_is_killed(tmp_path: Path) -> None:
+    asyncio.run(_killed(tmp_path, SparkCluster(tmp_path / "cluster")))
+
+
+async def _killed(folder: Path, cluster: SparkCluster | None) -> None:
+    server = LocalS3(folder / "s3", grace_seconds=1)
+    try:
+        await server.start()
+    except PenstockError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no S3 server: {error.message} {error.hint}")
+    try:
+        if cluster is None:
+            async with spark_fleet_of(folder, server, workers=2, spark=SPARK) as fleet:
                 await _proof(fleet)
                 await fleet.stop()
-        finally:
-            await server.stop()
-
-    asyncio.run(main())
+            return
+        async with (
+            cluster,
+            spark_fleet_of(
+                folder,
+                server,
+                workers=2,
+                spark=SPARK_ON_A_CLUSTER,
+                master=cluster.url,
+                executors=cluster.executors,
+            ) as fleet,
+        ):
+            await _proof(fleet)
+            await fleet.stop()
+    finally:
+        await server.stop()

@@ -304,6 +304,19 @@ def test_executors_write_odd_names_and_variants_that_are_null_from_python(
     ]
 
 
+def test_an_interval_of_months_is_refused_where_python_writes(
+    spark: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = bench_at(spark, bucket, tmp_path, master=CLUSTER, arrow_bytes_max=0)
+    monkeypatch.setattr(bench.engine._accesses, "to", lambda _: RemoteAccess(bench.transfer))
+    days = bench.work("spark.sql", {"sql": "SELECT INTERVAL '1 02:03:04' DAY TO SECOND AS i"})
+    assert bench.made(days).facts
+    months = bench.work("spark.sql", {"sql": "SELECT INTERVAL '1-2' YEAR TO MONTH AS i"})
+    failure = bench.failure(months)
+    assert failure.reason.startswith("The column 'i' is interval year to month, and with Connect")
+    assert not failure.is_retried
+
+
 def test_a_write_that_fails_leaves_no_file_and_commits_none(
     spark: Any, bucket: str, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ is not named. Executors need Penstock and its requirements for Spark.
 from __future__ import annotations
 
 import datetime as dt
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -69,7 +70,7 @@ from penstock.runtimes.spark.access.parquet import (
     renamed,
     reported,
 )
-from penstock.runtimes.spark.columns import ddl
+from penstock.runtimes.spark.columns import ddl, words
 from penstock.runtimes.spark.internals import arrow_schema
 from penstock.runtimes.spark.job_config import PARTITION
 from penstock.runtimes.spark.result_size import OUR_SOURCES
@@ -132,6 +133,8 @@ def _compared(column: str, sign: Sign, value: Any) -> Filter:
     return Unknown()
 
 
+_NO_PYTHON: Final = re.compile(r"\binterval\b(?! (?:day|hour|minute|second)\b)")
+"""Types that Spark cannot give to Python: of years and months, which have no fixed length."""
 _ROWS_MAX: Final = 50_000
 # Spark's own writer has instants as INT96: in nanoseconds, those after 2262 would be others.
 _FORMAT: Final = arrow_dataset.ParquetFileFormat(coerce_int96_timestamp_unit="us")
@@ -312,6 +315,7 @@ class RemoteAccess:
                 " s3a, inputs have to be made by Penstock's Spark jobs.",
                 is_retried=False,
             )
+        _refuse_intervals(columns)
         name = f"{OUR_SOURCES}{new_id(system_entropy(), characters=12)}"
         session.dataSource.register(source_of(name, self._transfer, files))
         tag = [Column(PARTITION, "string")] if is_tagged else []
@@ -319,6 +323,7 @@ class RemoteAccess:
         return frame
 
     def write(self, frame: DataFrame, target: WriteTarget) -> tuple[File, ...]:
+        _refuse_intervals(_columns(frame))
         writing = _Writing(self._transfer, target, frame.columns)
         reported = renamed(frame).mapInArrow(writing, _REPORT).collect()
         made = (
@@ -334,11 +339,27 @@ class RemoteAccess:
         return tuple(sorted(made, key=lambda each: each.name))
 
     def write_keys(self, frame: DataFrame, column: str, target: WriteTarget) -> PartitionedFiles:
+        _refuse_intervals(_columns(frame))
         writing = PartitionedTaskWriter(self._transfer, target, column, frame.columns)
         return reported(renamed(frame).mapInArrow(writing, REPORT).collect())
 
     def wrote(self, location: str, file: File) -> None:
         del location, file  # executors fetch it like any other
+
+
+def _columns(frame: DataFrame) -> list[Column]:
+    return [Column(each.name, words(each.dataType)) for each in frame.schema.fields]
+
+
+def _refuse_intervals(columns: Iterable[Column]) -> None:
+    for each in columns:
+        if _NO_PYTHON.search(each.type):
+            raise WorkFailed(
+                f"The column {each.name!r} is {each.type}, and with Connect the files of a bucket"
+                " are read and written in Python, which has no such type; make it a number of"
+                " months, or a text.",
+                is_retried=False,
+            )
 
 
 class _Writing:
