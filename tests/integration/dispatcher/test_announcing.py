@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
 
+from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.events import AcceptedEvent
 from penstock.dispatcher.router import AT_ONCE_MAX, route_events
-from penstock.dispatcher.tasks.lifecycle import Tasks
+from penstock.dispatcher.tasks.lifecycle import Tasks, create_tasks
 from penstock.dispatcher.tasks.model import ClaimedTask, Completion, Failure, TaskOutput
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
@@ -53,6 +55,22 @@ def test_new_tasks_are_announced_once_they_are_there(play: Play) -> None:
         with pytest.raises(InvalidInput):
             await world.tasks.create([job.new("four"), job.new("x" * 5000)])
         assert await announced.taken() == []
+
+    play(story)
+
+
+def test_what_may_be_committed_is_announced_though_its_caller_has_left(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job()
+        announced = Announcements(world)
+
+        async def leave(connection: Connection) -> None:
+            await create_tasks(connection, [job.new("one")])
+            raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await world.database.transact(leave)
+        assert await announced.taken() == [({WORK}, False)]
 
     play(story)
 

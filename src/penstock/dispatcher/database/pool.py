@@ -14,6 +14,7 @@ what is committed.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import math
@@ -224,15 +225,24 @@ class Database(Service):
     async def transaction(self) -> AsyncIterator[Connection]:
         """A connection inside a transaction, which ends with the block. Errors are psycopg's."""
         async with self._pool.connection() as connection:
-            async with connection.transaction():
-                if self._began is not None:
-                    await self._began(connection)
-                woken = connection.woken = None if self.announce is None else Counter()
+            connection.woken = None if self.announce is None else Counter()
+            connection.is_kept = False
+            try:
+                async with connection.transaction():
+                    if self._began is not None:
+                        await self._began(connection)
+                    yield connection
+            except (asyncio.CancelledError, psycopg.OperationalError):
+                # It may be committed all the same: a hint too many costs an empty claim.
                 connection.is_kept = False
-                yield connection
+                self._announce(connection)
+                raise
             self._used[connection] = self._clock.monotonic()
-            if woken and self.announce is not None:
-                self.announce(woken, is_kept=connection.is_kept)
+            self._announce(connection)
+
+    def _announce(self, connection: Connection) -> None:
+        if connection.woken and self.announce is not None:
+            self.announce(connection.woken, is_kept=connection.is_kept)
 
     async def fetch(self, name: str, asked: Mapping[str, object] | None = None) -> list[DictRow]:
         """The rows of one statement, by its name, without `BEGIN` and `COMMIT` around it."""
