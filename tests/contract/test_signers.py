@@ -12,9 +12,9 @@ import pytest
 
 from penstock.kernel.aws import aws_client
 from penstock.kernel.clock import SystemClock
-from penstock.testing.signer_contract import SIGNER_CHECKS, SignerBench
 from penstock.tokens.kms import KmsSigner
 from penstock.tokens.signer import SUFFIX, PemSigner, Signer
+from tests.contract.signer_contract import SIGNER_CHECKS, SignerBench
 from tests.integration.aws_server import AwsServer
 
 

@@ -35,7 +35,7 @@ from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.retrying import RetryingStore
 from penstock.testing.queue_contract.bench import GateAccess, GatedStore
 from penstock.testing.virtual import World, simulate
-from penstock.testing.wakeup_contract import WAKE_UP_CHECKS, WakeUpBench
+from tests.contract.wakeup_contract import WAKE_UP_CHECKS, WakeUpBench
 from tests.integration.aws_server import AwsServer
 
 _LEASE_SECONDS = 10.0

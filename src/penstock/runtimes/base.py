@@ -29,8 +29,9 @@ The names are those of `penstock.datasets.layout`; an attempt's is made by its `
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -42,7 +43,6 @@ import msgspec
 from penstock.datasets.layout import attempt_prefix, many_prefix, scratch_prefix
 from penstock.datasets.manifest import LISTED_MAX, File, InputTotal, Manifest, ManifestInput, digest
 from penstock.datasets.schema import Column
-from penstock.kernel.deprecation import renamed
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.service import Service
 from penstock.runtimes.secrets import AttemptFiles, TaskCredentials
@@ -488,8 +488,22 @@ class Runtime(Service):
         return
 
 
+def renamed(module: Mapping[str, object], names: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a module that third parties' runtimes or their tests have imported other
+    names of: these still work, with a `DeprecationWarning`."""
+    where = module["__name__"]
+
+    def of_old_name(name: str) -> object:
+        if name not in names:
+            raise AttributeError(f"module {where!r} has no attribute {name!r}")
+        message = f"{where}.{name} is called {names[name]} now."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return module[names[name]]
+
+    return of_old_name
+
+
 if not TYPE_CHECKING:
-    # Runtimes of third parties have imported these.
     __getattr__ = renamed(
         globals(),
         {

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from penstock.kernel.deprecation import renamed
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import (
     AttemptWork,
@@ -37,6 +36,7 @@ from penstock.runtimes.base import (
     WorkEvent,
     WorkOutput,
     WorkResult,
+    renamed,
 )
 from penstock.runtimes.secrets import TaskCredentials
 

@@ -9,7 +9,7 @@ A signer that cannot sign now raises `SignerUnavailable`; what it was asked for 
 be asked for again. It never gives its private key away: not in a repr, an error or a log.
 
 Implementations: `PemSigner` here, and `kms`. The suite that both pass is
-`penstock.testing.signer_contract`.
+`tests/contract/signer_contract.py`.
 
 `PemSigner` has a private key in a file: `{folder}/{kid}.pem`, PKCS #8, for its owner's eyes only. A
 key file appears whole, by a rename, on the disk, and never changes. The folder is made 0700 and the

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.kernel.errors import TokenRefused
-from penstock.testing.signer_contract import claims_of_task
 from penstock.tokens.claims import Claims, decode, encode, public_key
 from penstock.tokens.signer import PemSigner, Signer
+from tests.contract.signer_contract import claims_of_task
 
 SIGNER = PemSigner.new()
 OTHER = PemSigner.new()

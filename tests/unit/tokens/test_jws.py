@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.errors import InvalidInput
-from penstock.testing.signer_contract import claims_of_task
 from penstock.tokens.claims import (
     TOKEN_BYTES_MAX,
     Grants,
@@ -29,6 +28,7 @@ from penstock.tokens.claims import (
     token_bytes,
 )
 from penstock.tokens.signer import from_base64url, is_signed, to_base64url
+from tests.contract.signer_contract import claims_of_task
 from tests.sizes import some
 from tests.unit.tokens.forging import (
     HEADER,

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from penstock.kernel.aws import Aws
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import InvalidInput, SignerUnavailable
-from penstock.testing.signer_contract import is_verified_elsewhere
 from penstock.tokens.kms import QUIET_SECONDS, KmsSigner
+from tests.contract.signer_contract import is_verified_elsewhere
 
 ARN = "arn:aws:kms:us-east-1:123456789012:key/1234"
 

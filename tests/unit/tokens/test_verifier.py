@@ -11,7 +11,6 @@ import pytest
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import DispatcherUnavailable, TokenRefused
-from penstock.testing.signer_contract import claims_of_task
 from penstock.testing.virtual import World, simulate
 from penstock.tokens.claims import INVOKE_AUDIENCE, TASK_AUDIENCE, encode
 from penstock.tokens.signer import PemSigner
@@ -26,6 +25,7 @@ from penstock.tokens.verifier import (
     KeyCache,
     Verifier,
 )
+from tests.contract.signer_contract import claims_of_task
 from tests.unit.tokens.forging import OTHER, SIGNER
 
 LEEWAY_SECONDS = 5.0

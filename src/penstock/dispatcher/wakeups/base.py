@@ -15,7 +15,7 @@ channel an operator and priority. A wake-up that nobody listens to blocks no oth
   digest
   of all of it, so that two operators never share a name, and the priority.
 
-`penstock.testing.wakeup_contract` holds every implementation to this. The relay sends; workers
+`tests/contract/wakeup_contract.py` holds every implementation to this. The relay sends; workers
 listen.
 """
 
