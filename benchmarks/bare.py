@@ -94,7 +94,7 @@ def tpch(session: Any, options: argparse.Namespace) -> Iterator[dict[str, float]
         # Beside the files there is the manifest.
         session.read.parquet(f"{folder}/*.parquet").createOrReplaceTempView(name)
     for turn in range(options.turns):
-        for query in sorted(SQL.glob("q*.sql")):
+        for query in sorted(SQL.glob("q[0-9]*.sql")):
             began = time.monotonic()
             session.sql(query.read_text()).write.parquet(f"{options.to}/{turn}/{query.stem}")
             yield {f"{query.stem}-{turn}": time.monotonic() - began}

@@ -4,7 +4,8 @@ On the way from a table to a result rows are skipped by others than Spark's own 
 files by the bounds in manifests, row groups by those in their footers, rows by what Arrow makes of
 a filter. So the same rows are published in every way there is, two in a file, and a job reads them
 by many filters in one query, each over an input of its own. What Spark makes of the filters as
-columns over rows in memory, which nobody can skip anything by, is the truth.
+columns over rows in memory, which nobody can skip anything by, is the truth. What a time without a
+zone is depends on the session, so those of the ways have several zones, and the truth with them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +34,40 @@ __all__ = ["bucket", "by_connect", "server"]
 
 COLLATED = "`c`"
 """The column that does not leave through Arrow."""
+ZONE = "spark.sql.session.timeZone"
 COMPOSED, FEW = 12, 3
 DISTINCT_MIN = 22
 TRAPS = ("`d` > 0.5D", "`d` = 0D", "o.`d` >= 0.5D", "`f` = float('nan')", "`c` = 'A'")
 """What went wrong once."""
+ZONES = ("America/St_Johns", "UTC", "Asia/Kolkata")
+DEEP: Mapping[str, tuple[str, str, Sequence[str]]] = {
+    # A column: its type, what its values are made of, and how it is asked for one of them.
+    "a": (
+        "array<double>",
+        "d",
+        (
+            "get(a, 0) {sign} {d}",
+            "exists(a, e -> e {sign} {d})",
+            "array_contains(a, {d})",
+            "a {sign} array({d})",
+        ),
+    ),
+    "p": (
+        "map<string, timestamp>",
+        "st",
+        (
+            "try_element_at(p, {s}) {sign} {t}",
+            "map_contains_key(p, {s})",
+            "exists(map_values(p), e -> e {sign} {t})",
+        ),
+    ),
+    "l": (
+        "array<struct<m: decimal(10,2), t: timestamp>>",
+        "mt",
+        ("exists(l, e -> e.m {sign} {m} OR e.t {sign} {t})", "get(l, 0).t {sign} {t}"),
+    ),
+}
+EVERY = f"{SCHEMA}, {', '.join(f'{name} {kind}' for name, (kind, _, _) in DEEP.items())}"
 SIGNS = ("=", "<", "<=", ">", ">=", "<=>", "<>")
 
 
@@ -44,12 +76,38 @@ def values(name: str) -> some.SearchStrategy[list[Any]]:
     return some.permutations([*KINDS[name][1], *[None] * ROWS][:ROWS])
 
 
+def deep_values(name: str) -> some.SearchStrategy[Any]:
+    """A value of a column with elements: null, or of some of them, which may be null or none."""
+    made_of = DEEP[name][1]
+    inner = [some.sampled_from(KINDS[each][1]) for each in made_of]
+    if name == "p":
+        filled: some.SearchStrategy[Any] = some.dictionaries(
+            inner[0], some.none() | inner[1], max_size=3
+        )
+    else:
+        element = inner[0] if len(inner) == 1 else some.tuples(*(some.none() | e for e in inner))
+        filled = some.lists(some.none() | element, max_size=3)
+    return some.none() | filled
+
+
+def deep_leaves(name: str) -> some.SearchStrategy[str]:
+    """A filter on what is in a column."""
+    plain = some.sampled_from([f"size({name}) > 1", f"{name} IS NULL", f"{name} IS NOT NULL"])
+    literals = {each: some.sampled_from(KINDS[each][2]) for each in DEEP[name][1]}
+    asked = some.tuples(
+        some.sampled_from(DEEP[name][2]),
+        some.fixed_dictionaries({**literals, "sign": some.sampled_from(SIGNS)}),
+    )
+    return asked.map(lambda each: each[0].format(**each[1])) | plain
+
+
 @some.composite
 def tables(draw: some.DrawFn) -> list[tuple[Any, ...]]:
     columns = [draw(values(name)) for name in KINDS]
     inner = [draw(values(name)) for name in NESTED]
     nested = [None, *list(zip(*inner, strict=True))[1:]]
-    return list(zip(range(ROWS), *columns, nested, strict=True))
+    deep = [draw(some.lists(deep_values(n), min_size=ROWS, max_size=ROWS)) for n in DEEP]
+    return list(zip(range(ROWS), *columns, nested, *deep, strict=True))
 
 
 def leaves(name: str) -> some.SearchStrategy[str]:
@@ -77,7 +135,8 @@ def leaves(name: str) -> some.SearchStrategy[str]:
 
 
 COMPOSITES = some.recursive(
-    some.sampled_from(list(KINDS)).flatmap(leaves),
+    some.sampled_from(list(KINDS)).flatmap(leaves)
+    | some.sampled_from(list(DEEP)).flatmap(deep_leaves),
     lambda inner: some.one_of(
         some.tuples(inner, inner).map(lambda each: f"({each[0]} AND {each[1]})"),
         some.tuples(inner, inner).map(lambda each: f"({each[0]} OR {each[1]})"),
@@ -86,7 +145,7 @@ COMPOSITES = some.recursive(
     max_leaves=3,
 )
 FILTERS = some.tuples(
-    some.tuples(*map(leaves, KINDS)),
+    some.tuples(*map(leaves, KINDS), *map(deep_leaves, DEEP)),
     some.lists(COMPOSITES, min_size=COMPOSED, max_size=COMPOSED),
 ).map(lambda each: [*TRAPS, *each[0], *each[1]])
 
@@ -101,7 +160,7 @@ class Way(NamedTuple):
     is_slow: bool = False
     """Whether each scan of an input starts a process."""
     run: Callable[[AttemptWork], ProducedOutput] | None = None
-    """Where work runs, if not on the bench."""
+    """Where work runs, if not on the bench; there the time zone is UTC."""
 
 
 def by_arrow(bench: Bench, memory: Any) -> list[Part]:
@@ -171,18 +230,24 @@ def test_a_job_finds_the_same_rows_on_every_way(
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(tables(), FILTERS, some.randoms(use_true_random=False))
-    def judge(rows: list[tuple[Any, ...]], wanted: list[str], choice: Any) -> None:
+    @given(tables(), FILTERS, some.permutations(ZONES), some.randoms(use_true_random=False))
+    def judge(
+        rows: list[tuple[Any, ...]], wanted: list[str], zones: list[str], choice: Any
+    ) -> None:
         # The first that hypothesis makes is the simplest: the same filter again and again.
         assume(len(set(wanted)) > DISTINCT_MIN)
-        memory = spark.createDataFrame(rows, SCHEMA).coalesce(1).cache()
+        memory = spark.createDataFrame(rows, EVERY).coalesce(1).cache()
         memory.createOrReplaceTempView("memory")
-        seen = memory.selectExpr("k", *(f"({each}) AS p{n}" for n, each in enumerate(wanted)))
-        answers = seen.collect()
-        truth = {
-            place: sorted(row["k"] for row in answers if row[f"p{place}"])
-            for place in range(len(wanted))
-        }
+        truths = {}
+        for zone in zones:
+            spark.conf.set(ZONE, zone)
+            seen = memory.selectExpr("k", *(f"({each}) AS p{n}" for n, each in enumerate(wanted)))
+            answers = seen.collect()
+            truths[zone] = {
+                place: sorted(row["k"] for row in answers if row[f"p{place}"])
+                for place in range(len(wanted))
+            }
+        zone_of = cycle(zones)
         for way in ways_of(spark, memory, tmp_path_factory.mktemp("ways"), bucket, by_connect):
             asked = {
                 place: each
@@ -192,12 +257,15 @@ def test_a_job_finds_the_same_rows_on_every_way(
             if way.is_slow:
                 kept = {0, *choice.sample(sorted(asked), FEW)}
                 asked = {place: each for place, each in asked.items() if place in kept}
+            zone = next(zone_of) if way.run is None else "UTC"
+            spark.conf.set(ZONE, zone)
+            truth = truths[zone]
             found = found_by(way, asked)
             wrong = {
                 asked[place]: (rows, truth[place])
                 for place, rows in found.items()
                 if rows != truth[place]
             }
-            assert wrong == {}, way.name
+            assert wrong == {}, (way.name, zone)
 
     judge()

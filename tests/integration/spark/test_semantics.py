@@ -50,7 +50,12 @@ KINDS: Mapping[str, tuple[str, Sequence[Any], Sequence[str]]] = {
         tuple(
             dt.datetime(year, 4, 12, 1, 2, 3, 456789, UTC) for year in (1, 1582, 1969, 2262, 9999)
         ),
-        ("timestamp'2262-04-12 01:02:03.456789Z'", "timestamp'1969-04-12 01:02:03+01:00'"),
+        (
+            "timestamp'2262-04-12 01:02:03.456789Z'",
+            "timestamp'1969-04-12 01:02:03+01:00'",
+            "timestamp'1969-04-12 06:32:03.456789'",
+            "date'1969-04-12'",
+        ),
     ),
     "z": (
         "timestamp_ntz",
@@ -60,7 +65,7 @@ KINDS: Mapping[str, tuple[str, Sequence[Any], Sequence[str]]] = {
 }
 MORE = {"i": (3,), "d": (0.05,), "m": (Decimal("1.1"), Decimal("1.105")), "s": ("aa",)}
 """Values that no row has."""
-NESTED = ("d", "i", "s")
+NESTED = ("d", "i", "s", "m", "t", "z")
 ROWS, ROWS_A_FILE = 10, 5
 PUSHED: Mapping[Any, Any] = {
     datasource.EqualTo: lambda column, value: column == value,
