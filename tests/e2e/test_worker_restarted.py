@@ -101,7 +101,7 @@ class Stage:
             [sys.executable, "poisoned.py", self.url, self._mode],
             cwd=self._folder,
             env={**self._environment, "PENSTOCK_WORKER_TASK_LEASE_SECONDS": "2"},
-            timeout=60,
+            timeout=300,
             check=False,
         )
         return ran.returncode

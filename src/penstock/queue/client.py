@@ -61,7 +61,13 @@ from penstock.queue.settings import (
     dispatch_from,
     is_direct_from,
 )
-from penstock.queue.submit_options import SubmitOptions, changed_schemas, delay_until, expires_until
+from penstock.queue.submit_options import (
+    SubmitOptions,
+    changed_schemas,
+    check_key_seconds,
+    delay_until,
+    expires_until,
+)
 from penstock.queue.submitter import MIXED, SubmitGatherer, Submitter, check_seconds, checked_tasks
 from penstock.queue.survey import wait_until_empty
 from penstock.queue.task_reader import QueueTaskReader, ResultWaiter
@@ -517,6 +523,7 @@ class Queue(QueueConnection):
                 raise InvalidInput("The direct types are a list.", hint=f"Write [{direct!r}].")
             changes["direct"] = tuple(direct)
         if key_seconds is not None:
+            check_key_seconds(key_seconds)
             changes["key_seconds"] = int(key_seconds)
         access = self.access
         with labelled("open"):

@@ -193,6 +193,7 @@ async def no_such_queue(store: ObjectStore, layout: QueueLayout) -> QueueNotFoun
 
 def checked(config: QueueConfig) -> QueueConfig:
     """The settings, or `InvalidInput`."""
+    _check_type(config)
     check_shards(config.shards)
     for type_ in config.direct if config.direct != (EVERY_TYPE,) else ():
         check_name(type_, what="type")
@@ -204,6 +205,14 @@ def checked(config: QueueConfig) -> QueueConfig:
             f" not {config.key_seconds}: a submit may be sent again for that long."
         )
     return config
+
+
+def _check_type(config: object) -> None:
+    if not isinstance(config, QueueConfig):
+        raise InvalidInput(
+            f"config= takes a QueueConfig, not a value of type {type(config).__name__!r}.",
+            hint="Write config=QueueConfig(shards=64).",
+        )
 
 
 def check_days(days: int | None) -> int | None:

@@ -162,8 +162,8 @@ def delayed(at: PackAt, *, due_ms: int) -> PackAt:
 
 def keyed_pack(*, type: str, key: str) -> PackAt:
     """Where the pack of a key goes, whoever submits it and whenever."""
-    if not 0 < len(key) <= KEY_CHARACTERS_MAX:
-        raise InvalidInput(f"An idempotency key has 1 to {KEY_CHARACTERS_MAX} characters.")
+    if not _is_text(key) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
+        raise InvalidInput(f"An idempotency key is a text of 1 to {KEY_CHARACTERS_MAX} characters.")
     try:
         text = f"{type}\0{key}".encode()
     except UnicodeEncodeError as error:
@@ -176,7 +176,7 @@ def keyed_pack(*, type: str, key: str) -> PackAt:
 
 def task_at(task: str) -> tuple[PackAt, int]:
     """Where a task is: its pack, and its place in it. Raises `InvalidInput`."""
-    found = _ID.fullmatch(task)
+    found = _ID.fullmatch(task) if _is_text(task) else None
     if found:
         place, slot, pack, count, index, type_, priority, limit = found.groups()
         at = PackAt(
@@ -186,21 +186,30 @@ def task_at(task: str) -> tuple[PackAt, int]:
         if int(index) < at.count and _is_sound(at) and at.task(int(index)) == task:
             return at, int(index)
     raise InvalidInput(
-        f"{task[:120]!r} is not the id of a task.",
+        f"{str(task)[:120]!r} is not the id of a task.",
         hint="Ids are printed by 'penstock queue submit'.",
     )
 
 
+def _is_text(value: object) -> bool:
+    """Whether it is a text, whatever its type promises: users may give anything."""
+    return isinstance(value, str)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def is_name(name: str) -> bool:
     """Whether this can be the name of a queue or a type."""
-    return _NAME.fullmatch(name) is not None and not name.endswith(LEDGER)
+    return _is_text(name) and _NAME.fullmatch(name) is not None and not name.endswith(LEDGER)
 
 
 def check_name(name: str, *, what: str) -> str:
     """The name of a queue or a type, or `InvalidInput`."""
     if not is_name(name):
         raise InvalidInput(
-            f"{name[:120]!r} is not the name of a {what}.",
+            f"{str(name)[:120]!r} is not the name of a {what}.",
             hint="Names have 1 to 100 letters, digits, '_', '-' and '.', and begin with no '.'.",
         )
     return name
@@ -208,9 +217,9 @@ def check_name(name: str, *, what: str) -> str:
 
 def check_limit(limit: str) -> str:
     """The key of a limit, or `InvalidInput`."""
-    if not limit or not _LIMIT.fullmatch(limit) or limit.endswith(LEDGER):
+    if not limit or not _is_text(limit) or not _LIMIT.fullmatch(limit) or limit.endswith(LEDGER):
         raise InvalidInput(
-            f"{limit[:120]!r} is not the key of a limit.",
+            f"{str(limit)[:120]!r} is not the key of a limit.",
             hint="Keys of limits have 1 to 60 letters, digits, '_', '-' and '.'.",
         )
     return limit
@@ -218,7 +227,7 @@ def check_limit(limit: str) -> str:
 
 def check_priority(priority: int) -> int:
     """A priority, or `InvalidInput`."""
-    if isinstance(priority, bool) or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
+    if not _is_whole(priority) or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
         raise InvalidInput(
             f"A priority is a whole number from {-PRIORITY_MAX} to {PRIORITY_MAX},"
             f" not {priority!r}.",

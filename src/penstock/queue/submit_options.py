@@ -31,6 +31,7 @@ import msgspec
 
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.attempt_outcomes import DEPTH_MAX, is_too_deep
+from penstock.queue.execution.retry import is_number
 from penstock.queue.ids import check_limit, check_name, check_priority
 from penstock.queue.pack import RESEND_SECONDS, PayloadReference
 from penstock.store.base import ObjectStore
@@ -68,6 +69,7 @@ class SubmitOptions:
     """The span of the submitter, as in the header `traceparent`."""
 
     def __post_init__(self) -> None:
+        check_duration("delay", self.delay)
         if not 0 <= self.delay <= DELAY_SECONDS_MAX:
             raise InvalidInput(
                 f"A delay of {self.delay:g} s is not between 0 and a year.",
@@ -75,6 +77,8 @@ class SubmitOptions:
             )
         if self.key is None and (self.key_seconds is not None or self.same_input):
             raise InvalidInput("key_seconds and same_input are for a submit with a key.")
+        if self.expires is not None:
+            check_duration("expires", self.expires)
         if self.key_seconds is not None:
             check_key_seconds(self.key_seconds)
         check_priority(self.priority)
@@ -90,8 +94,28 @@ class SubmitOptions:
         _check_affinity(self.affinity)
 
 
+def check_duration(name: str, seconds: object) -> None:
+    """Raises `InvalidInput` for what is no number of seconds."""
+    if not is_number(seconds):
+        raise InvalidInput(
+            f"{name} is a number of seconds, not {str(seconds)[:60]!r}.",
+            hint="Lengths with units, such as '1h', are for the command line and for settings.",
+        )
+
+
+def checked_inputs(inputs: object) -> list[object]:
+    """The inputs of many tasks, or `InvalidInput`."""
+    if isinstance(inputs, str | bytes | Mapping) or not isinstance(inputs, Iterable):
+        raise InvalidInput(
+            f"The inputs of many tasks are a list, not a value of type {type(inputs).__name__!r}.",
+            hint='Write submit_many("resize", [{"n": 1}, {"n": 2}]), or use submit for one task.',
+        )
+    return list(inputs)
+
+
 def check_key_seconds(seconds: float) -> None:
     """Raises `InvalidInput` for a time that no key can stay taken."""
+    check_duration("key_seconds", seconds)
     if not RESEND_SECONDS <= seconds <= EXPIRES_SECONDS_MAX:
         raise InvalidInput(
             f"A key must be remembered for at least {RESEND_SECONDS:.0f} s, and at most two years,"
@@ -111,7 +135,11 @@ def _check_affinity(affinity: Any) -> None:
         raise InvalidInput("An affinity must be valid Unicode.") from error
 
 
-def _check_tags(tags: Mapping[Any, Any]) -> None:
+def _check_tags(tags: Any) -> None:
+    if not isinstance(tags, Mapping):
+        raise InvalidInput(
+            f"Tags are names with values, not {str(tags)[:60]!r}.", hint='Write {"env": "prod"}.'
+        )
     if len(tags) > TAGS_MAX:
         raise InvalidInput(f"A task has at most {TAGS_MAX} tags, not {len(tags)}.")
     for name, value in tags.items():
@@ -130,11 +158,15 @@ def _check_tags(tags: Mapping[Any, Any]) -> None:
             raise InvalidInput(f"The tag {name!r} must be valid Unicode.") from error
 
 
+def _has_zone(time: object) -> bool:
+    return isinstance(time, datetime) and time.tzinfo is not None
+
+
 async def delay_until(store: ObjectStore, delay: float, at: datetime | None) -> float:
     """How long from now a task is to start, by the store's clock, if it is to start at a time."""
     if at is None:
         return delay
-    if delay or at.tzinfo is None:
+    if delay or not _has_zone(at):
         raise InvalidInput(
             "A task starts at a time with a time zone, or after a delay: give one of them.",
             hint="Write at=datetime(YEAR, 1, 31, 6, tzinfo=ZoneInfo('Europe/Paris')).",
@@ -154,7 +186,7 @@ async def expires_until(
     """How long from now a task may begin, by the store's clock, if that ends at a time."""
     if expires_at is None:
         return expires
-    if expires is not None or expires_at.tzinfo is None:
+    if expires is not None or not _has_zone(expires_at):
         raise InvalidInput(
             "A task expires at a time with a time zone, or some seconds after its submit.",
             hint="Give one of expires=SECONDS and expires_at=datetime(..., tzinfo=UTC).",

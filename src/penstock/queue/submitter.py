@@ -92,7 +92,9 @@ from penstock.queue.payloads import (
 from penstock.queue.submit_options import (
     Schemas,
     SubmitOptions,
+    check_duration,
     check_inputs,
+    checked_inputs,
     input_json,
     is_same_input,
 )
@@ -164,7 +166,7 @@ class Submitter:
         Nothing is sent if an input is wrong. Raises `NotAllSubmitted` if a pack failed.
         """
         check_name(type, what="type")
-        bodies = [_as_json(value, place) for place, value in enumerate(inputs)]
+        bodies = [_as_json(value, place) for place, value in enumerate(checked_inputs(inputs))]
         check_inputs(
             self.schemas, ((type, f"Input {place}", body) for place, body in enumerate(bodies))
         )
@@ -672,6 +674,7 @@ class SubmitGatherer:
 
 def check_seconds(seconds: float) -> float:
     """How long is gathered, or `InvalidInput`."""
+    check_duration("gather_seconds", seconds)
     if not 0 < seconds <= SECONDS_MAX:
         raise InvalidInput(
             f"Submits are gathered for more than 0 and at most {SECONDS_MAX:g} s, not {seconds!r}.",

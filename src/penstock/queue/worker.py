@@ -59,7 +59,7 @@ from penstock.queue.execution.handlers import (
 )
 from penstock.queue.execution.limit_gate import LimitGate
 from penstock.queue.execution.observer import AttemptObserver, Hooks
-from penstock.queue.execution.retry import SECONDS_MAX, Retry, is_number
+from penstock.queue.execution.retry import SECONDS_MAX, Retry, is_number, is_whole
 from penstock.queue.execution.worker_loop import WorkerLoop
 from penstock.queue.incarnation import Incarnation
 from penstock.queue.maintenance import MaintenanceTask
@@ -178,6 +178,14 @@ CONCURRENCY_MAX: Final = 1000
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def _check_settings(settings: object) -> None:
+    if settings is not None and not isinstance(settings, WorkerSettings):
+        raise InvalidInput(
+            f"settings= takes WorkerSettings, not a value of type {type(settings).__name__!r}.",
+            hint="Write settings=WorkerSettings(stop_seconds=10).",
+        )
+
+
 class Worker:
     """Runs the tasks of one queue. Make it, give it handlers, and `run` it, once."""
 
@@ -192,8 +200,9 @@ class Worker:
         statsd: str | None = None,
     ) -> None:
         """With `statsd="HOST:PORT"`, its figures go there every ten seconds."""
-        if not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise InvalidInput(f"A worker runs 1 to {CONCURRENCY_MAX} tasks, not {concurrency}.")
+        if not is_whole(concurrency) or not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise InvalidInput(f"A worker runs 1 to {CONCURRENCY_MAX} tasks, not {concurrency!r}.")
+        _check_settings(settings)
         self.queue = queue
         self.concurrency = concurrency
         file = QUEUE_SCHEMA.file(os.environ, Path())
@@ -229,6 +238,12 @@ class Worker:
 
         With `isolate`, it runs in a process of its own, which is killed at the timeout.
         """
+
+        if not isinstance(type, str):
+            raise InvalidInput(
+                "A handler needs the type of its tasks.",
+                hint='Write @worker.handler("TYPE") above the function.',
+            )
 
         def register(function: Function) -> Function:
             self._handlers.add(
@@ -461,5 +476,5 @@ def lock_files(url: str, folder: str | None) -> ProcessLocks | None:
 
 def check_tasks_max(tasks: int | None) -> None:
     """Raises `InvalidInput` for a number of tasks that a worker cannot be bounded by."""
-    if tasks is not None and (isinstance(tasks, bool) or tasks < 1):
+    if tasks is not None and (not is_whole(tasks) or tasks < 1):
         raise InvalidInput(f"A worker runs at least 1 task, not max_tasks={tasks!r}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,14 @@ from penstock.kernel.clock import SystemClock
 from penstock.kernel.document_format import decode
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput, OutcomeUnknown, Refused, Throttled
+from penstock.queue.client import Queue
 from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.ids import TaskId, task_at
 from penstock.queue.layout import QueueLayout
 from penstock.queue.pack import RESEND_SECONDS, Pack
 from penstock.queue.submit_options import SubmitOptions
 from penstock.queue.submitter import INPUT_BYTES_MAX, NotAllSubmitted, Submitter
+from penstock.queue.worker import Worker
 from penstock.store.base import NO_METADATA, REPLACE, PutMode, Version, Wrapper
 from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
@@ -253,3 +256,78 @@ def test_a_store_that_has_surely_done_nothing_is_not_waited_for_long() -> None:
         assert bench.now() - began < 30
 
     run_queue(test)
+
+
+SUBMITS: dict[str, dict[str, Any]] = {
+    "A priority is a whole number": {"priority": 1.5},
+    "A priority is a whole number from": {"priority": "high"},
+    "delay is a number of seconds, not '1h'": {"delay": "1h"},
+    "delay is a number of seconds, not 'True'": {"delay": True},
+    "expires is a number of seconds": {"expires": "1h"},
+    "key_seconds is a number of seconds": {"key": "k", "key_seconds": "7d"},
+    "An idempotency key is a text": {"key": 17},
+    "'5' is not the key of a limit": {"limit": 5},
+    "Tags are names with values": {"tags": ["env"]},
+    "A task starts at a time with a time zone": {"at": "2030-01-01"},
+    "A task expires at a time with a time zone": {"expires_at": 17},
+}
+
+
+@pytest.mark.parametrize("said", SUBMITS)
+def test_an_option_of_the_wrong_type_is_one_sentence_and_nothing_is_sent(said: str) -> None:
+    async def act(bench: QueueBench) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            await bench.queue.submit("t", 1, **SUBMITS[said])
+        assert not await bench.queue.tasks()
+
+    run_queue(act)
+
+
+@pytest.mark.parametrize("inputs", ["abc", b"abc", {"n": 1}, None, 7])
+def test_what_is_no_list_of_inputs_is_refused(inputs: Any) -> None:
+    async def act(bench: QueueBench) -> None:
+        with pytest.raises(InvalidInput, match="The inputs of many tasks are a list"):
+            await bench.queue.submit_many("t", inputs)
+        assert len(await bench.queue.submit_many("t", (n for n in range(3)))) == 3  # type: ignore[arg-type]  # as users may
+
+    run_queue(act)
+
+
+@pytest.mark.parametrize("id", [None, 7, ["a"], "x" * 500])
+def test_what_is_no_id_is_refused(id: Any) -> None:
+    async def act(bench: QueueBench) -> None:
+        for ask in (bench.queue.get, bench.queue.result, bench.queue.cancel):
+            with pytest.raises(InvalidInput, match="is not the id of a task"):
+                await ask(id)
+
+    run_queue(act)
+
+
+WORKERS: dict[str, dict[str, Any]] = {
+    "A worker runs 1 to 1000 tasks, not '8'": {"concurrency": "8"},
+    "A worker runs 1 to 1000 tasks, not 2.5": {"concurrency": 2.5},
+    "settings= takes WorkerSettings": {"settings": {"stop_seconds": 3}},
+}
+
+
+@pytest.mark.parametrize("said", WORKERS)
+def test_a_worker_that_cannot_be_is_one_sentence(said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        Worker(Queue("memory://q", name="q"), **WORKERS[said])
+
+
+def test_a_handler_without_a_type_is_refused_where_it_is_written() -> None:
+    """`@worker.handler` without its type would register nothing, and say nothing."""
+    worker = Worker(Queue("memory://q", name="q"))
+    with pytest.raises(InvalidInput, match="A handler needs the type of its tasks"):
+
+        @worker.handler  # type: ignore[arg-type]  # as users may
+        def handle(_task: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"config": {"shards": 4}}, {"gather_seconds": "0.1"}, {"gather_seconds": 0}]
+)
+def test_a_queue_that_cannot_be_is_one_sentence(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        Queue("memory://q", name="q", **wrong)

@@ -56,7 +56,7 @@ class Retry:
     """The classes of errors that are not retried, although `on` says so; `DoNotRetry` never is."""
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.attempts) or self.attempts < 1:
+        if not is_whole(self.attempts) or self.attempts < 1:
             raise InvalidInput(f"Retry needs attempts of at least 1, not {self.attempts!r}.")
         _check("a backoff, the factor between two pauses,", self.backoff, least=1, most=1_000_000)
         _check("first_seconds", self.first_seconds, least=0, most=SECONDS_MAX)
@@ -184,7 +184,8 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number; a boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
