@@ -228,10 +228,11 @@ class Wrapper(ObjectStore):
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
+        self._clock = inner.clock  # Asked for many times a task, through all wrappers.
 
     @property
     def clock(self) -> StoreClock:
-        return self.inner.clock
+        return self._clock
 
     async def request(
         self, operation: StoreOperation, key: str, ask: Callable[[], Awaitable[Answer]]

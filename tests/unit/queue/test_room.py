@@ -103,6 +103,31 @@ def test_the_rate_is_that_of_the_last_tasks() -> None:
     assert room.take(1000, type="t", ahead_seconds=2.0) <= 1 + 3
 
 
+def test_tasks_that_begin_together_do_not_look_faster_than_they_are() -> None:
+    clock = HandClock()
+    room = _room(32, clock)
+    for _ in range(4):
+        room.take(32, type="t")
+        clock.instant += 1.0
+        for _ in range(32):
+            room.note_end("t")
+            room.give(1)
+    # 32 a second, so 256 in eight, beside the 32 that run.
+    assert room.take(1000, type="t", ahead_seconds=8.0) == 288
+
+
+def test_the_rate_is_remembered_while_there_is_nothing_to_do() -> None:
+    clock = HandClock()
+    room = _room(16, clock)
+    _work(room, clock, tasks=64, seconds=1 / 64)
+    clock.instant += 3600.0
+    assert room.take(1000, type="t", ahead_seconds=2.0) == 144
+    # What was fast, and is not any more, is found out while it runs.
+    clock.instant += 60.0
+    room.give(144)
+    assert room.take(1000, type="t", ahead_seconds=2.0) == 32
+
+
 def test_nothing_is_taken_ahead_while_all_slots_are_stuck() -> None:
     room = _room(2)
     room.take(2, type="t")

@@ -26,8 +26,8 @@ packs, one LIST of all shards, are then tried before what was found earlier.
 Price, for an idle owner, a month: 650,000 GETs $0.26 and 22,000 LISTs $0.11, where a LIST every
 8 s was $1.62. A lone task costs a ring, a put to go to sleep and five or six LISTs, as much as
 20 s of lists at the quick pace: so an owner goes to sleep only where that pays, after
-`EMPTY_MAX` looks that found nothing, or one where finds are rare. A busy queue is never asleep,
-and pays no ring.
+`EMPTY_MAX` looks that found nothing. Where finds are rare, one will do, or a list that found
+something and showed all there was. A busy queue is never asleep, and pays no ring.
 
 A worker with room, and with nothing of its own to do, looks into the shards of owners that want
 help with a type it has a handler for, every `HELP_SECONDS`, and more rarely each time it finds
@@ -72,7 +72,7 @@ LIST_SECONDS: Final = 120.0
 TAIL_SECONDS: Final = BELIEVED_SECONDS + 0.5
 DEAF_SECONDS: Final = 3600.0
 EMPTY_MAX: Final = 6
-"""After so many looks that found nothing an owner goes to sleep; after one where finds are rare."""
+"""After so many looks that found nothing an owner goes to sleep; after any where finds are rare."""
 RARE_SECONDS: Final = 30.0
 UNRUNG_SECONDS: Final = 5.0
 HELP_SECONDS: Final = 8.0
@@ -224,6 +224,7 @@ class LeasedDiscovery(Discovery):
             with_ready=with_ready,
         )
         self._listed_at = instant
+        view.is_cut = not self._scanner.is_through
         view.later_ms = self._later_ms = view.later_ms if with_ready else self._later_ms
         # The most urgent and then the oldest first, as far as their ids and pointers tell.
         view.sights.sort(key=lambda sight: (-sight.priority, sight.age_ms))
@@ -236,12 +237,12 @@ class LeasedDiscovery(Discovery):
             self._found_at = instant
         if found or reason is _List.NEW:
             self._asleep_at, self._empty = None, 0
-        else:
+        if not found or (self._is_rare and not view.is_cut):
             await self._tire(instant)
         return view
 
     async def _tire(self, instant: float) -> None:
-        """A look has found nothing: go to sleep, if it was not the first."""
+        """There is nothing more to find: go to sleep, if that has been so for some looks."""
         self._empty += 1
         is_tired = self._empty >= (1 if self._is_rare else EMPTY_MAX)
         if self._asleep_at is not None or not is_tired or instant < self._unreliable_until:
@@ -254,9 +255,13 @@ class LeasedDiscovery(Discovery):
             _log.debug("failed to write the doorbell, going on with lists: %s", error)
 
     def pause_seconds(self, seconds: float, *, has_room: bool = True) -> float:
-        is_deaf = self._clock.monotonic() < self._unreliable_until
+        instant = self._clock.monotonic()
+        is_deaf = instant < self._unreliable_until
         if is_deaf or not self._runs_seen or (self._asleep_at is None and not has_room):
             return seconds
+        if self._asleep_at is not None and not self._is_asleep and not has_room:
+            # One list ends the tail; what it shows could not start sooner.
+            return min(seconds, max(0.1, self._asleep_at + TAIL_SECONDS - instant))
         return min(seconds, BELL_SECONDS)
 
     async def peek(self, wanted: DiscoveryRequest) -> ScanResult | None:

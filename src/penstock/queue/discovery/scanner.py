@@ -94,6 +94,8 @@ class ScanResult:
     """Every pointer of `ready/` that was seen, of the slots that were asked for."""
     is_ready_whole: bool = False
     """Whether all that is due in `ready/` was seen."""
+    is_cut: bool = True
+    """Whether the look may have broken off because it had found enough."""
     is_news: bool = True
     """Whether lists were read; if not, all is as the last look has shown it."""
 

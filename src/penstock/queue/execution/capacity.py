@@ -9,6 +9,9 @@ Urgent tasks do not wait for what was only claimed ahead: to a pack of a higher 
 of less urgent tasks counts as free, and its tasks get the next free slots. Tasks that yield keep
 their claims, which costs no request; what waits too long for a slot is given back.
 
+How fast tasks of a type are is known from the last of them, by the time in which the worker held
+any: after an idle hour the first claim of a pack is as large as the next ones.
+
 A handler that ignores its interruption keeps its slot and its room. When all slots are stuck so,
 nothing more is claimed, and what waits for a slot is to be given back.
 """
@@ -29,7 +32,10 @@ AHEAD_MIN: Final = 1
 AHEAD_MAX: Final = 16
 SOON_SECONDS: Final = 30.0
 """What a worker has run in so long needs no help: whoever helps lists, claims and settles too."""
-_INSTANTS: Final = 64
+_INSTANTS_MIN: Final = 64
+"""A rate is known when so many tasks of a type have ended,"""
+_INSTANTS_MAX: Final = 256
+"""and is that of so many: tasks that begin together end together, and a few say nothing."""
 
 
 class ConcurrencySlots:
@@ -107,6 +113,9 @@ class WorkerCapacity:
         """How many slots have a handler that was interrupted and goes on."""
         self._clock = clock
         self._freed = freed
+        self.waiting: set[asyncio.Event] = set()
+        """Set whenever room is given back: packs in progress that have no slot for more."""
+        self._busy_seconds = self._busy_since = 0.0
         self._ended: dict[str, deque[float]] = {}
 
     @property
@@ -151,12 +160,15 @@ class WorkerCapacity:
             limit += min(max(AHEAD_MIN * limit if blindly else 0, soon), AHEAD_MAX * limit)
         taken = max(0, min(count, limit - self._held_before(priority)))
         self.hold(taken, priority=priority)
+        self._instants(type)  # Its rate is from now on.
         return taken
 
     def hold(self, count: int, *, priority: int = 0) -> None:
         """Count tasks that were claimed, whether there is room for them or not."""
         if not count:
             return
+        if not self.held:
+            self._busy_since = self._clock.monotonic()
         self.held += count
         self._held[priority] = self._held.get(priority, 0) + count
 
@@ -168,6 +180,8 @@ class WorkerCapacity:
         """Give room back."""
         if not count:
             return
+        if self.held == count:
+            self._busy_seconds = self._busy_instant()
         self.held -= count
         left = self._held.get(priority, 0) - count
         assert left >= 0, "more room was given back than was taken"
@@ -176,6 +190,8 @@ class WorkerCapacity:
         else:
             del self._held[priority]
         self._freed.set()
+        for each in self.waiting:
+            each.set()
 
     def _held_before(self, priority: int) -> int:
         """How many are held that something of this priority has to wait for.
@@ -189,18 +205,28 @@ class WorkerCapacity:
 
     def note_end(self, type: str) -> None:
         """A task of this type has run to its end."""
-        instants = self._ended.get(type)
-        if instants is None:
-            instants = self._ended[type] = deque(maxlen=_INSTANTS)
-        instants.append(self._clock.monotonic())
+        self._instants(type).append(self._busy_instant())
 
     def is_soon(self, count: int, type: str) -> bool:
         """Whether this worker, as fast as it is known to be, runs so many in `SOON_SECONDS`."""
         return count <= self._rate(type) * SOON_SECONDS
 
-    def _rate(self, type: str) -> float:
-        """Tasks of a type a second, by the last ones."""
+    def _instants(self, type: str) -> deque[float]:
+        """When the rate of a type began, and when its last tasks ended, on the busy clock."""
         instants = self._ended.get(type)
-        if instants is None or len(instants) < _INSTANTS:
+        if instants is None:
+            instants = deque([self._busy_instant()], maxlen=_INSTANTS_MAX + 1)
+            self._ended[type] = instants
+        return instants
+
+    def _rate(self, type: str) -> float:
+        """Tasks of a type a second, by the last ones; 0 if too few have ended."""
+        instants = self._instants(type)
+        if len(instants) <= _INSTANTS_MIN:
             return 0.0
-        return _INSTANTS / max(1e-3, self._clock.monotonic() - instants[0])
+        return (len(instants) - 1) / max(1e-3, self._busy_instant() - instants[0])
+
+    def _busy_instant(self) -> float:
+        """The time on a clock that stands still while nothing is held."""
+        running = self._clock.monotonic() - self._busy_since if self.held else 0.0
+        return self._busy_seconds + running

@@ -286,8 +286,7 @@ class ControlGate:
         return True
 
     def is_shut(self, sight: PackCandidate) -> bool:
-        is_worth_asking = self._seconds_to_ask() <= 0
-        return not is_worth_asking and not self.may_start(sight.at.type)
+        return not self.may_start(sight.at.type) and self._seconds_to_ask() > 0
 
     def seconds_to_open(self) -> float | None:
         return max(0.0, self._seconds_to_ask()) if self._is_shut else None

@@ -91,6 +91,10 @@ class PackMemory:
         self._known.clear()
         self._soonest_ms = None
 
+    def knows(self, sight: PackCandidate) -> bool:
+        """Whether anything is remembered of a pack."""
+        return bool(self._known) and _name(sight) in self._known
+
     def is_known_idle(self, sight: PackCandidate, now_ms: float, *, reread_ms: float = 0.0) -> bool:
         """Whether there is no reason to try this pack.
 

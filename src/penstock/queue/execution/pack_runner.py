@@ -3,7 +3,7 @@
 One `PackRunner` a pack. It runs the tasks that were claimed, as far as there is room, with one
 coroutine for each slot that they may have at once, and writes the ledger when
 
-- everything that it holds has ended;
+- everything that it holds has ended, and a slot is free or nothing is left to claim;
 - an outcome has waited for others for `settle_seconds`, up to four times as long in large packs;
 - nothing of the pack waits to start, there is room, and the pack has more;
 - a third of a lease has passed: the heartbeat;
@@ -518,8 +518,8 @@ class PackRunner:
 
     async def _wait(self) -> None:
         """Until there is a reason to write."""
-        while self._unended:
-            room = self._context.room
+        room = self._context.room
+        while self._unended or self._is_held_up():
             is_free = not self._unstarted and room.free_for(self._priority) > 0
             if is_free and self._claimable() and self._leave.has_more():
                 return
@@ -528,10 +528,22 @@ class PackRunner:
                 return
             self._news.clear()
             timer = self._loop.call_later(seconds, self._news.set)
+            if not self._unended:
+                room.waiting.add(self._news)
             try:
                 await self._news.wait()
             finally:
                 timer.cancel()
+                room.waiting.discard(self._news)
+
+    def _is_held_up(self) -> bool:
+        """Whether all has ended and there is more, without a slot for it: a later write claims it.
+
+        What has ended waits no longer for that than for its neighbours (`settle_seconds`).
+        """
+        if self._draining or len(self._held) == self.session.at.count:
+            return False
+        return self._context.room.free_for(self._priority) <= 0 and self.left > 0
 
     def _next_at(self) -> float:
         """When the next write is due at the latest."""

@@ -418,16 +418,22 @@ class WorkerLoop:
                 self._monitor.note(view.settled, looked)
             # If there was enough, look again as soon as it is used up and has given something.
             tasks = sum(sight.at.count for sight in self._found)
-            self._is_more = tasks >= self._room.concurrency
+            self._is_more = view.is_cut and tasks >= self._room.concurrency
         self._looked_at = self._clock.monotonic()
         if self._discovery.is_whole:
             self._peek_at = self._looked_at + self._discovery.peek_seconds
-        # While full, what waits must only be known, so that others can be asked to take it.
-        most = self._settings.polling.max_seconds
+        self._look_in(self._pause_seconds())
+
+    def _pause_seconds(self) -> float:
+        """Until the next look.
+
+        While full, what waits must only be known, so that others can be asked to take it.
+        """
         has_room = self._room.free > 0
-        is_calm = self._looked_at >= self._burst_until
-        seconds = self._pace.next_seconds() if has_room or not is_calm else most
-        self._look_in(self._discovery.pause_seconds(seconds, has_room=has_room))
+        is_calm = self._clock.monotonic() >= self._burst_until
+        is_rare = is_calm and not has_room
+        seconds = self._settings.polling.max_seconds if is_rare else self._pace.next_seconds()
+        return self._discovery.pause_seconds(seconds, has_room=has_room)
 
     def _note_burst(self) -> None:
         """Ask for help at once if much has come after a time without work."""
@@ -516,6 +522,8 @@ class WorkerLoop:
             return 0
         if sight.at in self._exclusive:
             return 0
+        if sight.ledger is None and not self._memory.knows(sight):
+            return sight.at.count  # As nearly all are: looks ask this several times of each.
         now = self._access.now().earliest
         if self._memory.is_known_idle(
             sight, now * 1000, reread_ms=self._discovery.reread_seconds * 1000
@@ -563,7 +571,14 @@ class WorkerLoop:
             if self._was_full:
                 least = self._settings.polling.min_seconds
                 self._look_in(max(0.0, self._looked_at + least - self._clock.monotonic()))
+        elif not self._was_full:
+            self._put_off_look()
         self._was_full = not self._room.free
+
+    def _put_off_look(self) -> None:
+        """There is no room any more: the next look can wait, unless it was asked for."""
+        if not self._is_afresh:
+            self._look_at = max(self._look_at, self._looked_at + self._pause_seconds())
 
     def _seconds_for_others(self) -> float:
         """How long to leave an exclusive task to others who see it too."""
@@ -685,7 +700,7 @@ class WorkerLoop:
         if self._is_more:
             self._look_afresh_in(0.0)
         else:
-            self._look_in(self._discovery.pause_seconds(self._pace.next_seconds()))
+            self._look_in(self._pause_seconds())
         await work.run(claim.id, claimed)
         self._worked_at = self._clock.monotonic()
         if _is_misled(sight, claimed.pack):
