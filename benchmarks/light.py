@@ -10,6 +10,7 @@ database's. Run `make bench`, or `python -m benchmarks.light --help`.
 - *lone*: one partition at a time, each after the one before; the median.
 - *s3*: chain and lone with the data on an S3 server (SeaweedFS) that mints credentials.
 - *thread*: the chain with `runtime: thread`.
+- *triggers*: a thousand events one by one, and in one call.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from benchmarks.pipeline import Bench, installed
 from penstock.dispatcher.client import Client
 from penstock.store.s3.local import LocalS3
 
-SECTIONS = ("idle", "chain", "lone", "s3", "thread")
+SECTIONS = ("idle", "chain", "lone", "s3", "thread", "triggers")
 CHAIN = """
 jobs:
   told: {{activation: source, source: {{kind: manual}}, outputs: [keys]}}
@@ -62,6 +63,7 @@ def work_three(task):
     work(task)
 """
 STEPS = 3
+TRIGGERS = 1000
 TICKS = os.sysconf("SC_CLK_TCK")
 WAIT_SECONDS_MAX = 300.0
 
@@ -285,6 +287,20 @@ async def on_s3(bench: Bench) -> None:
             await lone(bench, client, "s3", dag)
 
 
+async def triggers(bench: Bench) -> None:
+    """Until the last answer; what follows from the events goes on beside it."""
+    dag = write_dag(bench.folder / "triggers-dag", runtime="process")
+    async with installed(bench.folder / "triggers", dag) as client:
+        await run(client, "warm", 5)
+        began = time.monotonic()
+        for number in range(TRIGGERS):
+            await client.trigger("told", partition_key=f"one-{number}")
+        bench.tell(f"triggers: {TRIGGERS} one by one", time.monotonic() - began, "s")
+        began = time.monotonic()
+        await client.trigger_many("told", events=[f"many-{each}" for each in range(TRIGGERS)])
+        bench.tell(f"triggers: {TRIGGERS} in one call", time.monotonic() - began, "s")
+
+
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the sections in turn."""
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
@@ -297,6 +313,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             await on_s3(bench)
         if "thread" in wanted:
             await on_folder(bench, {"chain": True, "lone": True}, runtime="thread")
+        if "triggers" in wanted:
+            await triggers(bench)
         print(f"load average {os.getloadavg()[0]:.1f}", flush=True)
         return bench.figures
 
