@@ -27,7 +27,7 @@ Price, for an idle owner, a month: 650,000 GETs $0.26 and 22,000 LISTs $0.11, wh
 8 s was $1.62. A lone task costs a ring, a put to go to sleep and five or six LISTs, as much as
 20 s of lists at the quick pace: so an owner goes to sleep only where that pays, after
 `EMPTY_MAX` looks that found nothing. Where finds are rare, one will do, or a list that found
-something and showed all there was. A busy queue is never asleep, and pays no ring.
+one pack and showed all there was. A busy queue is never asleep, and pays no ring.
 
 A worker with room, and with nothing of its own to do, looks into the shards of owners that want
 help with a type it has a handler for, every `HELP_SECONDS`, and more rarely each time it finds
@@ -237,7 +237,7 @@ class LeasedDiscovery(Discovery):
             self._found_at = instant
         if found or reason is _List.NEW:
             self._asleep_at, self._empty = None, 0
-        if not found or (self._is_rare and not view.is_cut):
+        if not found or (self._is_rare and len(found) == 1 and not view.is_cut):
             await self._tire(instant)
         return view
 
