@@ -74,6 +74,12 @@ FULL: Final = Sizes(
 SIZES: Final = FULL if IS_PROOF else SMALL
 
 
+def seeds(count: int) -> range:
+    """So many seeds of a simulation: others for each `PENSTOCK_PROOF_SEED`."""
+    first = (SEED - 1) * 1_000_000
+    return range(first, first + count)
+
+
 def some(count: int) -> int:
     """How many of so many seeds or examples are drawn; all of them in `make proof`."""
     return max(1, round(SIZES.share_of_draws * count))
