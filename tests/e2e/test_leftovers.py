@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,23 +45,35 @@ def _lives(number: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_a_run_that_is_ended(tmp_path: Path, how: signal.Signals) -> None:
-    (tmp_path / "test_hanging.py").write_text(HANGS)
+@contextmanager
+def _hanging(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """A run whose test hangs, what it has started, and a folder that it has made."""
+    folder.mkdir()
+    (folder / "test_hanging.py").write_text(HANGS)
     variables = {name: value for name, value in os.environ.items() if name != VARIABLE}
     words = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "test_hanging.py")
     with subprocess.Popen(
-        [sys.executable, "-m", "pytest", "--rootdir", tmp_path, "-c", "/dev/null", *words],
-        cwd=tmp_path,
+        [sys.executable, "-m", "pytest", "--rootdir", folder, "-c", "/dev/null", *words],
+        cwd=folder,
         env={**variables, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as run:
-        said = tmp_path / "said"
+        said = folder / "said"
         _until(lambda: said.exists() and bool(said.read_text()), "the run did not begin")
-        number, folder = said.read_text().split()
-        assert _lives(int(number))
-        run.send_signal(how)
-        _until(lambda: not _lives(int(number)), "a process has outlived its run")
-        _until(lambda: not Path(folder).exists(), "a folder has outlived its run")
+        number, made = said.read_text().split()
+        yield run, int(number), Path(made)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks at /proc")
+def test_nothing_outlives_a_run_that_is_ended(tmp_path: Path) -> None:
+    with (
+        _hanging(tmp_path / "one") as (interrupted, number, folder),
+        _hanging(tmp_path / "two") as (killed, other_number, other_folder),
+    ):
+        left = ((number, folder), (other_number, other_folder))
+        assert all(_lives(number) for number, _ in left)
+        interrupted.send_signal(signal.SIGINT)
+        killed.send_signal(signal.SIGKILL)
+        _until(lambda: not any(_lives(number) for number, _ in left), "a process outlives its run")
+        _until(lambda: not any(made.exists() for _, made in left), "a folder outlives its run")
