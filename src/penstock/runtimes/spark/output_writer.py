@@ -255,7 +255,7 @@ class OutputWriter:
         made = self._again(
             session, gone, shape, config=config, access=access, source=target, target=after
         )
-        self._transfer.delete(f"{location}/{each.name}" for each in gone)
+        self.remove(location, gone)
         return (*(each for each in files if each not in gone), *made)
 
     def _again(
@@ -331,6 +331,10 @@ class OutputWriter:
             facts=facts,
             **(_slice(work) if slice_ is None else slice_),
         )
+
+    def remove(self, location: str, files: Sequence[File]) -> None:
+        """Remove files for which others are there, or will be."""
+        self._transfer.delete(f"{location}/{each.name}" for each in files)
 
     def tidy(self, location: str, named: Collection[str]) -> None:
         """Remove files of Spark tasks that no manifest will name.
