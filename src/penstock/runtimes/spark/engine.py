@@ -354,20 +354,12 @@ class Engine:
             size = max(size, estimated_bytes(frame, enough=bytes_max))
         is_tried = shape.is_for_arrow and size <= bytes_max
         if is_tried:
-            try:
-                with self._plain(session, is_small=member.bytes_in <= SMALL_BYTES_MAX):
-                    table = self._collected(frame, config)
-            except Exception as error:
-                if not is_too_large(error) and not is_beyond(error):
-                    raise
-                _log.info("the result of task %s is too large for Arrow", member.work.task_id)
-                size = UNKNOWN_BYTES
-            else:
-                if config.expect:
-                    phases.enter("checking")
-                table = checked_table(table, config.expect, output=output)
-                phases.enter("writing")
-                return self._write_table(member, output, table, shape)
+            small = self._through_arrow(
+                session, member, output, frame=frame, shape=shape, phases=phases
+            )
+            if small is not None:
+                return small
+            size = UNKNOWN_BYTES
         location = member.work.outputs[output].location
         access = self._accesses.to(location)
         watch = ViolationCounter(config.expect)
@@ -385,6 +377,32 @@ class Engine:
         if is_tried and config.sort_by:
             return self._by_data(session, member, output, files=files, shape=shape)
         return files
+
+    def _through_arrow(
+        self,
+        session: Any,
+        member: PlannedTask,
+        output: str,
+        *,
+        frame: DataFrame,
+        shape: OutputShape,
+        phases: PhaseTimer,
+    ) -> tuple[File, ...] | None:
+        """The same, of what can be gathered; None for what cannot."""
+        config = member.config
+        try:
+            with self._plain(session, is_small=member.bytes_in <= SMALL_BYTES_MAX):
+                table = self._collected(frame, config)
+        except Exception as error:
+            if not is_too_large(error) and not is_beyond(error):
+                raise
+            _log.info("the result of task %s is too large for Arrow", member.work.task_id)
+            return None
+        if config.expect:
+            phases.enter("checking")
+        table = checked_table(table, config.expect, output=output)
+        phases.enter("writing")
+        return self._write_table(member, output, table, shape)
 
     def _by_data(
         self,
@@ -441,12 +459,12 @@ class Engine:
         access = self._accesses.to(place.location)
         watch = ViolationCounter(config.expect)
         divided = divide(
+            self._writer,
             keys.frame,
             shape,
             member,
             output,
-            access,
-            file_bytes=self._writer.file_bytes(config),
+            access=access,
             partitions_max=self._settings.partitions_max,
             watched=partial(_watched, watch),
         )

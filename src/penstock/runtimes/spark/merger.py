@@ -210,12 +210,12 @@ class Merger:
         rows, whole, columns = self._rows(merging, result, place, merge, staged.columns)
         lively = live(rows)
         divided = divide(
+            self._writer,
             lively,
             shape_of(lively, whole.config, without=(KEY,)),
             whole,
             merging.output,
-            self._accesses.to(place.location),
-            file_bytes=self._writer.file_bytes(whole.config),
+            access=self._accesses.to(place.location),
             partitions_max=self._partitions_max,
         )
         aside: PartitionedFiles = {}

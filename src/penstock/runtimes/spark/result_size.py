@@ -17,7 +17,8 @@ together. A wide row after very many narrow ones is refused too early, which cos
 nothing else. What all partitions have together is bounded by `spark.driver.maxResultSize`.
 
 Files follow the result and not what was read: Spark cuts by its own tasks first, and small
-files (`splinters`) are put together afterwards, from the files (`output_writer`). With
+files (`splinters`) are put together and large ones (`oversized`) cut afterwards, from the files
+(`output_writer`). With
 `sort_by` every number here is made of the data alone: of the bytes that were given, and of
 those that files have.
 """
@@ -33,7 +34,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, types
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.datasets.manifest import File
+from penstock.datasets.manifest import File, sums
 from penstock.runtimes.spark.columns import quoted
 from penstock.runtimes.spark.internals import (
     gather,
@@ -53,6 +54,8 @@ _SPLINTER: Final = 8
 """A file is a splinter below this part of the target size."""
 _FEWER: Final = 4
 """Splinters are put together if so many times fewer files hold them."""
+_FAR: Final = 4
+"""A file is cut again if it is so many times larger than it should be."""
 
 
 def files_for(size: int, *, file_bytes: int) -> int:
@@ -68,6 +71,23 @@ def splinters(files: Sequence[File], *, file_bytes: int) -> tuple[File, ...]:
     small = tuple(each for each in files if each.bytes * _SPLINTER < file_bytes)
     needed = files_for(sum(each.bytes for each in small), file_bytes=file_bytes)
     return small if len(small) >= _FEWER * needed else ()
+
+
+def oversized(files: Sequence[File], *, file_bytes: int) -> tuple[File, ...]:
+    """The files that are better cut."""
+    return tuple(each for each in files if each.bytes > _FAR * file_bytes)
+
+
+def misfits(files: Sequence[File], *, file_bytes: int, is_sorted: bool = False) -> tuple[File, ...]:
+    """The files that are better written again; all that are sorted or none of them.
+
+    Those are too large if they are so on average: equal rows are in one, however often it is cut.
+    """
+    small = splinters(files, file_bytes=file_bytes)
+    if is_sorted:
+        is_far = sums(files).bytes > _FAR * file_bytes * len(files)
+        return tuple(files) if small or is_far else ()
+    return (*small, *oversized(files, file_bytes=file_bytes))
 
 
 OUR_SOURCES: Final = "penstock_"
