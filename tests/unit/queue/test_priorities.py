@@ -349,3 +349,25 @@ def test_among_equals_what_is_a_minute_older_comes_first_where_all_look_at_all()
         assert bench.ran == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
 
     simulate(main, seed=1)
+
+
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_among_urgent_equals_what_is_a_minute_older_comes_first(mode: DiscoveryMode) -> None:
+    """Also where they are found by a peek, behind a backlog that was found before."""
+
+    async def main(world: World) -> None:
+        bench = Bench(world, mode)
+        queue = await bench.open()
+
+        async def submit() -> None:
+            await asyncio.gather(*(queue.submit("t", "usual") for _ in range(1200)))
+            for minute in range(3):
+                for _ in range(4):
+                    await queue.submit("t", minute, priority=3)
+                await world.clock().sleep(60)
+
+        await bench.run(queue, tasks=40, meanwhile=submit)
+        urgent = [each for each in bench.ran if each != "usual"]
+        assert urgent == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+    simulate(main, seed=1)
