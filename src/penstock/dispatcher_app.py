@@ -95,7 +95,7 @@ from penstock.store.base import ObjectStore
 from penstock.store.opening import open_store
 
 _REAP_SECONDS: Final = 5.0
-_INTERNAL_CONNECTIONS_MAX: Final = 3 * WAITERS_MAX
+_CONNECTIONS_PER_WAITER: Final = 3
 """Half of them are for workers: one that waits, and what they say besides."""
 
 
@@ -172,13 +172,16 @@ class Dispatcher(Service):
                     internal_app(parts),
                     settings.internal_host,
                     settings.internal_port,
-                    connections_max=_INTERNAL_CONNECTIONS_MAX,
+                    connections_max=_CONNECTIONS_PER_WAITER * WAITERS_MAX,
                 ),
             ]
         )
         await self._stack.enter_async_context(self._serving)
         await self._stack.enter_async_context(live)
         if self._broker is not None:
+            # Of a process with few files fewer may wait: they are told so, not cut off.
+            most = self._serving.connections_max("internal") // _CONNECTIONS_PER_WAITER
+            self._broker.waiters_max = max(1, most)
             # Stopped first: workers that wait here go to another dispatcher.
             await self._stack.enter_async_context(self._broker)
         if self._emits_cron:

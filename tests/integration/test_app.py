@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from penstock import installation as installations
 from penstock.app import make_client, make_webhook_source, make_worker, secret_of_settings
+from penstock.dispatcher.api import server
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.dispatcher.wakeups.long_poll import Broker, WakeUp
@@ -26,7 +28,15 @@ from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, Penstock
 from penstock.kernel.ports import free_port
 from penstock.protocol.events import AuthAnswer, SourceAnswer
 from penstock.protocol.identity import Identities
-from penstock.protocol.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk, WaitAsk
+from penstock.protocol.work import (
+    Assignment,
+    ClaimAsk,
+    CompleteAsk,
+    EndAsk,
+    OutputAsk,
+    WaitAnswer,
+    WaitAsk,
+)
 from penstock.runtimes.base import AttemptPaths
 from penstock.settings import Settings, read_settings
 from tests.integration.dispatcher.test_deployment import chain
@@ -82,6 +92,35 @@ async def one_task(settings: Settings) -> Assignment:
         answer = await client.complete(CompleteAsk(tasks=[end]))
         assert [each.task_status for each in answer.results] == ["completed"]
     return task
+
+
+def test_no_more_workers_wait_than_a_process_has_files_for(
+    worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the internal listener's twelve connections six are of workers, and four may wait.
+    monkeypatch.setattr(server, "connections_within_files", lambda wanted: [12 for _ in wanted])
+
+    async def main() -> None:
+        settings = Settings(data=tmp_path, postgres=await worlds.empty(), port=0, internal_port=0)
+        async with Dispatcher(settings) as dispatcher, AsyncExitStack() as stack:
+            async with Client(dispatcher.public_url) as client:
+                await client.apply(chain())
+            there = replace(settings, dispatchers=(dispatcher.internal_url,))
+            clients = [make_client(there, f"w{number}") for number in range(5)]
+            for each in clients:
+                await stack.enter_async_context(each)
+            asks = [
+                WaitAsk(listener=each.name, operators=["a:clean"], seconds=5) for each in clients
+            ]
+            found = await asyncio.gather(
+                *(each.wait(ask) for each, ask in zip(clients, asks, strict=True)),
+                return_exceptions=True,
+            )
+            (refused,) = (each for each in found if not isinstance(each, WaitAnswer))
+            assert isinstance(refused, DispatcherUnavailable)
+            assert "4 workers already wait at this dispatcher" in refused.message
+
+    asyncio.run(main())
 
 
 @needs_proc

@@ -142,6 +142,13 @@ class Announce(Protocol):
     def __call__(self, woken: Mapping[tuple[str, str], int], *, is_kept: bool) -> None: ...
 
 
+_UNAVAILABLE: Final = (
+    psycopg.OperationalError,
+    # Of a server in recovery, as in a fail-over; for psycopg not an operational one.
+    psycopg.errors.ReadOnlySqlTransaction,
+    # Has ended the connection.
+    psycopg.errors.IdleInTransactionSessionTimeout,
+)
 _TRIES_MAX: Final = 5
 _CONNECT_SECONDS_MAX: Final = 10
 _WAIT_SECONDS_MAX: Final = 30.0
@@ -218,7 +225,7 @@ class Database(Service):
             raise
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise InvalidInput(f"Postgres cannot hold a value: {first_line(error)}") from error
-        except psycopg.OperationalError as error:
+        except _UNAVAILABLE as error:
             raise unavailable(error) from error
 
     @contextlib.asynccontextmanager
@@ -236,6 +243,10 @@ class Database(Service):
                 # It may be committed all the same: a hint too many costs an empty claim.
                 connection.is_kept = False
                 self._announce(connection)
+                raise
+            except psycopg.errors.ReadOnlySqlTransaction:
+                # The next connection may lead to the server that is the primary now.
+                await connection.close()
                 raise
             self._used[connection] = self._clock.monotonic()
             self._announce(connection)
@@ -258,11 +269,14 @@ class Database(Service):
                 await connection.set_autocommit(True)
                 try:
                     return await work(connection)
+                except psycopg.errors.ReadOnlySqlTransaction:
+                    await connection.close()
+                    raise
                 finally:
                     self._used[connection] = self._clock.monotonic()
                     if not connection.closed:
                         await connection.set_autocommit(False)
-        except psycopg.OperationalError as error:
+        except _UNAVAILABLE as error:
             raise unavailable(error) from error
 
     async def _check(self, connection: psycopg.AsyncConnection[Any]) -> None:
