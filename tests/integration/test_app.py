@@ -20,6 +20,7 @@ from penstock.app import make_client, make_webhook_source, make_worker, secret_o
 from penstock.dispatcher.api import server
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.database.local_server import LocalPostgres
+from penstock.dispatcher.tasks.lifecycle import UNACKNOWLEDGED_SECONDS
 from penstock.dispatcher.wakeups.long_poll import Broker, WakeUp
 from penstock.dispatcher_app import Dispatcher
 from penstock.installation import Installation
@@ -58,6 +59,11 @@ async def until(look: Callable[[], Awaitable[Found | None]]) -> Found:
         return found
 
 
+async def run_sql(dsn: str, statement: bytes) -> list[tuple[Any, ...]]:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        return await (await connection.execute(statement)).fetchall()
+
+
 async def stopped(dispatcher: Dispatcher) -> None:
     async with asyncio.timeout(STOP_SECONDS_MAX):
         await dispatcher.stop()
@@ -92,6 +98,44 @@ async def one_task(settings: Settings) -> Assignment:
         answer = await client.complete(CompleteAsk(tasks=[end]))
         assert [each.task_status for each in answer.results] == ["completed"]
     return task
+
+
+def test_a_claim_that_nobody_reads_goes_back_within_seconds_uncounted(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        dsn = await worlds.empty()
+        settings = Settings(data=tmp_path, postgres=dsn, port=0, internal_port=0)
+        async with Dispatcher(settings) as dispatcher:
+            there = replace(settings, dispatchers=(dispatcher.internal_url,))
+            once = "  clean:\n    max_attempts: 1\n"
+            async with (
+                Client(dispatcher.public_url) as client,
+                make_client(there, "w1") as dead,
+            ):
+                await client.apply(chain().replace("  clean:\n", once))
+                await client.trigger("feed", partition_key="p")
+
+                async def is_claimed() -> bool:
+                    ask = ClaimAsk(operator="a:clean", claim_id="nobody-reads-this-answer")
+                    return bool((await dead.claim(ask)).tasks)
+
+                # Where nothing has run, no reaper has for a while: that is no outage.
+                await run_sql(dsn, b"UPDATE reaper SET ran_at = now() RETURNING 1")
+                await until(is_claimed)
+                # Nothing more is heard of that worker.
+                task = await one_task(there)
+                assert task.attempt == 2
+        lost, done = await run_sql(
+            dsn,
+            b"SELECT outcome, extract(epoch FROM ended_at - started_at)::float"
+            b" FROM attempt ORDER BY number",
+        )
+        assert (lost[0], done[0]) == ("released", "completed")
+        # Less than the minute that its job lets a worker be silent.
+        assert UNACKNOWLEDGED_SECONDS <= lost[1] < 60
+
+    asyncio.run(main())
 
 
 def test_no_more_workers_wait_than_a_process_has_files_for(

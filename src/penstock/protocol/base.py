@@ -16,7 +16,7 @@ TASK_HEADER: Final = "X-Trace-Task-Capability"
 
 PROTOCOL_HEADER: Final = "X-Penstock-Protocol"
 """Which protocol who calls speaks; who does not say so is not judged by it. See decision 0025."""
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """What this release speaks: one more whenever a request may say what an earlier release refuses."""
 PROTOCOL_MIN: Final = 1
 """The earliest that a dispatcher of this release still serves."""

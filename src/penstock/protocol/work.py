@@ -87,6 +87,9 @@ class WaitAnswer(Answer):
     """What to serve, if the request had a `hello` and other `operators`."""
 
 
+ClaimId = Annotated[str, Meta(min_length=16, max_length=64, pattern="^[!-~]*$")]
+
+
 class ClaimAsk(Ask):
     """One task by its number, or the next ones of an operator."""
 
@@ -97,6 +100,9 @@ class ClaimAsk(Ask):
     """Only of this job."""
     in_batches: bool = False
     """Whether tasks of jobs that coalesce may come in batches, so more of them than `limit`."""
+    claim_id: ClaimId | None = None
+    """Chosen by the worker for one claim. The same again, because its answer was lost, has the same
+    answer, also at another dispatcher; and what it brings is to be acknowledged."""
 
 
 class PartAnswer(Answer, omit_defaults=True):
@@ -174,6 +180,9 @@ class Assignment(Answer):
     """The name under which it was queued: its operator, and its queue if not the default."""
     runs_alone: bool = False
     """Whether nothing else may run in its process, since a process that it ran in died."""
+    acknowledge_seconds: float = 0.0
+    """Within how long a heartbeat, or the end, has to say that the claim was answered: until then
+    the lease lasts no longer, and the attempt is not counted. 0 if the claim had no id."""
 
 
 class ClaimAnswer(Answer):
@@ -284,6 +293,8 @@ class CompleteAsk(Ask):
     next: Annotated[list[NextClaim], Meta(max_length=100)] = []
     """What a worker that says who it is would claim next: of one of these operators the answer has
     tasks: one that the ends of this call have made work of, or else the first that is wanted."""
+    claim_id: ClaimId | None = None
+    """Of the claim for `next`, as in a claim: a report that is repeated brings the same tasks."""
 
 
 class TaskStateAnswer(Answer):

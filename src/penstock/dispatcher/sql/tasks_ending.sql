@@ -376,10 +376,14 @@ SET ran_at = greatest(reaper.ran_at, penstock_now()),
 RETURNING quiet_until, quiet_until > penstock_now() AS is_quiet
 
 -- name: reap
+-- A claim that nobody has acknowledged is taken back, and not counted as often as what was lost with
+-- its worker is not: its answer was lost, or its worker killed before it had read it (FENCE-20).
 WITH over AS MATERIALIZED (
-    SELECT task.id, task.worker, task.claimed_at,
+    SELECT task.id, task.worker, task.claimed_at, task.claim_id IS NOT NULL AS is_unread,
            CASE
                WHEN task.cancel_asked THEN 'cancelled'
+               WHEN task.claim_id IS NOT NULL AND task.releases < %(releases_max)s
+                   AND least(task.losses, task.releases) < %(losses_max)s THEN 'queued'
                WHEN task.attempt < task.attempt_limit THEN 'retrying'
                ELSE 'dead'
            END AS status
@@ -391,15 +395,20 @@ WITH over AS MATERIALIZED (
 )
 UPDATE task
 SET status = over.status,
+    attempt_limit = task.attempt_limit + (over.status = 'queued')::integer,
+    releases = task.releases + (over.status = 'queued')::integer,
+    losses = least(task.losses, task.releases) + (over.status = 'queued')::integer,
     due_at = CASE
+        WHEN over.status = 'queued' THEN penstock_now()
         WHEN over.status = 'retrying' THEN penstock_now() + penstock_backoff(
             definition.retry_first_ms, definition.retry_max_ms, definition.retry_backoff,
             task.attempt - (task.attempt_limit - definition.max_attempts), random())
         ELSE task.due_at
     END,
-    settled_at = CASE WHEN over.status = 'retrying' THEN NULL ELSE penstock_now() END,
-    reason = CASE over.status
-        WHEN 'cancelled' THEN task.reason
+    settled_at = CASE WHEN over.status IN ('queued', 'retrying') THEN NULL ELSE penstock_now() END,
+    reason = CASE
+        WHEN over.status = 'cancelled' THEN task.reason
+        WHEN over.is_unread THEN 'The worker ' || over.worker || ' has not acknowledged its claim.'
         ELSE 'The worker ' || over.worker || ' was not heard of in time.' END,
     lease_token = NULL, lease_expires_at = NULL, worker = NULL, claimed_at = NULL
 FROM over, job_definition AS definition

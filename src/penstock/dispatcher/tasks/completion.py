@@ -407,13 +407,14 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
     assert watch is not None, "the schema has the one row"
     if watch["is_quiet"]:
         return ReaperPass((), quiet_until=watch["quiet_until"])
-    found = await connection.execute(query("reap"), {"limit": limit})
+    asked = {"limit": limit, "releases_max": RELEASES_MAX, "losses_max": LOSSES_MAX}
+    found = await connection.execute(query("reap"), asked)
     rows = await found.fetchall()
     if rows:
         closing: dict[str, Any] = {
             "tasks": [row["task_id"] for row in rows],
             "attempts": [row["attempt"] for row in rows],
-            "outcomes": ["expired" for _ in rows],
+            "outcomes": [_reaped(row) for row in rows],
             "reasons": [row["reason"] for row in rows],
             "said": [None for _ in rows],
             "answers": [None for _ in rows],
@@ -430,10 +431,14 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
             for row in rows
         ),
         tuple(
-            AttemptMeasure(job=row["job"], outcome="expired", seconds=row["ran_seconds"])
+            AttemptMeasure(job=row["job"], outcome=_reaped(row), seconds=row["ran_seconds"])
             for row in rows
         ),
     )
+
+
+def _reaped(row: Mapping[str, Any]) -> str:
+    return "released" if row["status"] == TaskStatus.QUEUED else "expired"
 
 
 async def _refuse_doubles(
@@ -546,12 +551,18 @@ async def _close(
         "outcomes": [_outcome(each, answer) for each, answer in zip(reports, answers, strict=True)],
         "reasons": [rows[each.fence.task_id]["told"] for each in reports],
         "said": [_digest(each) for each in reports],
-        "answers": [Jsonb(msgspec.to_builtins(each.bounded())) for each in answers],
+        "answers": [_kept(each) for each in answers],
         "logs": [each.log and storable(each.log) for each in reports],
         "metrics": [storable_json(each.metrics) if each.metrics else None for each in reports],
         "bytes_max": SAYING_BYTES_MAX,
     }
     await connection.execute(query("close_attempts"), asked)
+
+
+def _kept(ended: AttemptEnd) -> Jsonb:
+    said = msgspec.to_builtins(ended.bounded())
+    del said["is_again"]
+    return Jsonb(said)
 
 
 async def _answer_again(
@@ -582,7 +593,8 @@ async def _answer_again(
         task_id = each.fence.task_id
         before, row = earlier.get(task_id), states.get(task_id)
         if before is not None and before["said"] == _digest(each):
-            answers[task_id] = msgspec.convert(before["answer"], AttemptEnd)
+            same = msgspec.convert(before["answer"], AttemptEnd)
+            answers[task_id] = replace(same, is_again=True)
         elif before is not None and row is not None:
             answers[task_id] = Refusal(task_id, TaskRefusalReason.DIFFERENT, row.state)
         elif task_id in refused and row is not None:

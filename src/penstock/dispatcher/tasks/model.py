@@ -259,6 +259,8 @@ class AttemptEnd:
     """At most `PUBLISHED_MAX`: what was not published comes first."""
     omitted: int = 0
     """How many more there are."""
+    is_again: bool = field(default=False, compare=False)
+    """Whether it had ended before this call: the first answer may have been lost."""
 
     def bounded(self) -> AttemptEnd:
         """The same as it is kept and told, however many partitions a task has made."""
