@@ -30,7 +30,7 @@ from penstock.dispatcher.tasks.rows import fence_arrays
 from penstock.dispatcher.tasks.schemas import output_arrays
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.base import TaskStatus
-from tests.integration.dispatcher.world import Play, World, Worlds, done, failed
+from tests.integration.dispatcher.world import Play, World, Worlds, done, either_way, failed
 
 
 async def ended(world: World, fence: Fence, *outputs: TaskOutput) -> AttemptEnd:
@@ -394,6 +394,7 @@ def test_a_dataset_without_partitions_moves_its_cursor(play: Play) -> None:
     play(story)
 
 
+@either_way
 def test_failures_are_retried_later_and_later_and_then_dead(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=4, retry_first_ms=1_000, retry_max_ms=2_500)
@@ -438,6 +439,7 @@ def test_a_failure_that_must_not_be_retried(play: Play) -> None:
     play(story)
 
 
+@either_way
 def test_a_dead_task_is_played_again_with_new_attempts(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=2)
@@ -506,6 +508,7 @@ def test_cancelling_what_waits_and_what_runs(play: Play) -> None:
     play(story)
 
 
+@either_way
 def test_the_reaper_ends_what_is_silent_in_batches(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=2)
@@ -618,6 +621,7 @@ async def task_of(world: World, claimed: ClaimedTask) -> dict[str, Any]:
     return row
 
 
+@either_way
 def test_a_release_is_not_counted_and_its_number_is_not_used_again(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=1)
@@ -730,6 +734,7 @@ def test_what_was_lost_while_it_ran_is_counted_and_tried_again_at_once(play: Pla
     play(story)
 
 
+@either_way
 def test_what_may_begin_again_is_announced_when_it_may(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=3)

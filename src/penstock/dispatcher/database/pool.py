@@ -233,12 +233,14 @@ class Database(Service):
         """A connection inside a transaction, which ends with the block. Errors are psycopg's."""
         async with self._pool.connection() as connection:
             connection.woken = None if self.announce is None else Counter()
-            connection.is_kept = False
+            connection.is_kept = is_undone = False
             try:
                 async with connection.transaction():
                     if self._began is not None:
                         await self._began(connection)
+                    is_undone = True
                     yield connection
+                    is_undone = False
             except (asyncio.CancelledError, psycopg.OperationalError):
                 # It may be committed all the same: a hint too many costs an empty claim.
                 connection.is_kept = False
@@ -249,7 +251,9 @@ class Database(Service):
                 await connection.close()
                 raise
             self._used[connection] = self._clock.monotonic()
-            self._announce(connection)
+            # What ends by `psycopg.Rollback` comes to here as well.
+            if not is_undone:
+                self._announce(connection)
 
     def _announce(self, connection: Connection) -> None:
         if connection.woken and self.announce is not None:

@@ -74,12 +74,15 @@ async def announce(connection: Connection, task_ids: Iterable[int]) -> None:
         await wake(connection, "announce", tasks=tasks)
 
 
-async def wake(connection: Connection, statement: str, **asked: object) -> None:
+async def wake(
+    connection: Connection, statement: str, **asked: object
+) -> Sequence[Mapping[str, Any]]:
     """Announce what a statement finds that may begin: after the commit where somebody does that,
-    else by rows of the outbox, which it writes itself."""
+    else by rows of the outbox, which it writes itself. Returns what it said."""
     by_rows = connection.woken is None
     rows = await fetch_rows(connection, statement, by_rows=by_rows, **asked)
     note_woken(connection, rows)
+    return rows
 
 
 def note_woken(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
