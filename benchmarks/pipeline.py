@@ -250,17 +250,19 @@ async def installed(
     store: str = "",
     tiny: bool = False,
     archive: bool = True,
+    runtimes: str = "",
     **more: Any,
 ) -> AsyncIterator[Client]:
     """An installation with a DAG in force and a worker that was heard of.
 
-    Without `archive` a host that is idle, while the other side works, does nothing.
+    Without `archive` a host that is idle, while the other side works, does nothing. `runtimes` are
+    further lines of its configuration.
     """
     settings = Settings(data=folder, store=store, port=0, internal_port=0, webhook_port=0, **more)
     file = dag.parent / "penstock.toml"
     spark = {"tiny": tiny, "archive": archive}
     lines = (f"{name} = {str(value).lower()}\n" for name, value in spark.items())
-    file.write_text("[runtimes.spark]\n" + "".join(lines))
+    file.write_text("[runtimes.spark]\n" + "".join(lines) + runtimes)
     installation = Installation(settings, code=dag.parent, file=file)
     async with installation, Client(installation.public_url) as client:
         until = time.monotonic() + 120
