@@ -22,6 +22,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -31,8 +32,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+import penstock
 from benchmarks.pipeline import Bench, installed
 from penstock.dispatcher.client import Client
+from penstock.runtimes.privileges import hindrance
 from penstock.store.s3.local import LocalS3
 
 SECTIONS = ("idle", "chain", "lone", "s3", "thread", "untrusted", "triggers")
@@ -43,11 +48,7 @@ jobs:
   two: {{runtime: {runtime}, operator: "chain:{two}", inputs: [one.one], outputs: [two]}}
   three: {{runtime: {runtime}, operator: "chain:{three}", inputs: [two.two], outputs: [three]}}
 """
-UNTRUSTED = """
-[runtimes.process]
-uids = "60800-60863"
-untrusted_on_files = true
-"""
+FIRST_USER = 60_800
 FUNCTION = """
 import pathlib
 import time
@@ -299,15 +300,34 @@ async def on_s3(bench: Bench) -> None:
             await lone(bench, client, "s3", dag)
 
 
+def _shared_python() -> str:
+    """A Python of this version that every user can run; empty if there is none."""
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for each in (sys.executable, f"/usr/bin/{name}", f"/usr/local/bin/{name}"):
+        if os.access(each, os.X_OK) and hindrance(Path(each), FIRST_USER) is None:
+            return each
+    return ""
+
+
 async def untrusted(bench: Bench) -> None:
     """The chain where nobody trusts the functions."""
-    if os.geteuid() != 0:
-        print("untrusted: not measured, as only root may run work as other users", flush=True)
+    if os.geteuid() != 0 or not (python := _shared_python()):
+        print("untrusted: not measured, as it needs root, and a Python for everybody", flush=True)
         return
     # Other users are to reach what is theirs below it.
     bench.folder.chmod(0o711)
     dag = write_dag(bench.folder / "untrusted-dag", runtime="process", is_untrusted=True)
-    async with installed(bench.folder / "untrusted", dag, runtimes=UNTRUSTED) as client:
+    path = (dag.parent, Path(penstock.__file__).parents[1], Path(msgspec.__file__).parents[1])
+    said = {
+        "uids": f"{FIRST_USER}-{FIRST_USER + 63}",
+        "uids_folder": str(bench.folder / "users"),
+        "untrusted_on_files": True,
+        "python": [python],
+        "path": [str(each) for each in path],
+    }
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in said.items())
+    more = f"[runtimes.process]\n{lines}"
+    async with installed(bench.folder / "untrusted", dag, runtimes=more) as client:
         await chain(bench, client, "untrusted")
 
 
