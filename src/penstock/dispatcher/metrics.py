@@ -311,11 +311,7 @@ class MetricsReader:
 
 async def take_turn(database: Database, name: str, *, seconds: float) -> bool:
     """Whether it is ours to do what one dispatcher does for all, once in so many seconds."""
-
-    async def work(connection: Connection) -> bool:
-        return bool(await fetch_rows(connection, "take_turn", name=name, seconds=seconds))
-
-    return await database.transact(work)
+    return bool(await database.fetch("take_turn", {"name": name, "seconds": seconds}))
 
 
 async def _figures(connection: Connection) -> MetricsSnapshot:
