@@ -113,7 +113,7 @@ PLACES: Final = {
         f"{_HERE}.control", "operator", "Show and set concurrency limits of operators."
     ),
     "outbox": VerbPlace(f"{_HERE}.outbox", "outbox", "Show and retry failed outbox messages."),
-    "token": VerbPlace(f"{_HERE}.token", "token", "Manage tokens for reading datasets as tables."),
+    "token": VerbPlace(f"{_HERE}.keys", "token", "Manage tokens for reading datasets as tables."),
     "keys": VerbPlace(f"{_HERE}.keys", "keys", "Manage the keys that sign task tokens."),
     "alerts": VerbPlace(f"{_HERE}.alerts", "alerts", "Show alerts."),
     "audit": VerbPlace(f"{_HERE}.audit", "audit", "Show the audit log."),

@@ -19,8 +19,7 @@ from penstock.cli.format import complain, notes, print_json
 from penstock.cli.installation import settings_of, wiring
 from penstock.cli.options import json_option
 from penstock.cli.output import table
-from penstock.dispatcher.client.dag_files import named_files
-from penstock.dispatcher.client.files import read_text
+from penstock.dispatcher.client.dag_files import named_files, read_text
 from penstock.dispatcher.dag.canonical import (
     DagDiff,
     canonical,

@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.dispatcher.client.dag_source import dag_source
+from penstock.dispatcher.client.dag_files import dag_source
 from penstock.dispatcher.client.waiter import (
     WAIT_SECONDS,
     IdleCheck,

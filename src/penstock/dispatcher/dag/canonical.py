@@ -52,7 +52,7 @@ from penstock.dispatcher.dag.model import (
 )
 from penstock.dispatcher.dag.yaml_reader import scalar_value
 from penstock.kernel.units import bytes_text, duration_text
-from penstock.runtimes.spark.sql_tokens import sql_tokens
+from penstock.runtimes.spark.job_config import sql_tokens
 
 DEFINING: Final = (
     *("activation", "runtime", "operator", "config", "inputs", "outputs", "execution", "when"),

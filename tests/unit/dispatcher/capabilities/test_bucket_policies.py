@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli import cli
-from penstock.dispatcher.capabilities.policies import bucket_policy, partition_of, session_policy
+from penstock.dispatcher.capabilities.credentials import bucket_policy, partition_of, session_policy
 from penstock.kernel.errors import InvalidInput
 from penstock.settings import Settings
 from penstock.tokens.scopes import Scope
