@@ -264,7 +264,7 @@ def _jobs(figures: MetricsSnapshot) -> Iterator[Family]:
         yield _gauge(f"penstock_job_{name}", about, told)
 
 
-_SETTLED = (TaskStatus.COMPLETED, TaskStatus.DEAD, TaskStatus.CANCELLED)
+_SETTLED = (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
 
 class MetricsReader:

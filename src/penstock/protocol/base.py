@@ -66,13 +66,17 @@ Page = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class TaskStatus(StrEnum):
-    """The status of a task."""
+    """The status of a task of a pipeline, as Postgres, HTTP, metrics and people have it.
+
+    Members are called as those of `queue.ledger.QueueTaskStatus`; values are what is stored and
+    sent (decision 0122).
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
     RETRYING = "retrying"
-    COMPLETED = "completed"
-    DEAD = "dead"
+    SUCCEEDED = "completed"
+    FAILED = "dead"
     CANCELLED = "cancelled"
 
 

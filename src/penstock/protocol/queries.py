@@ -95,7 +95,7 @@ class QueryBeginAnswer(Answer):
 
 
 class QueryOutcome(StrEnum):
-    COMPLETED = "completed"
+    SUCCEEDED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
 

@@ -533,14 +533,14 @@ class _Query:
                         async for piece in self._result(process):
                             await self._service.within(held.write, piece)
                         # Nothing of it is seen by an attempt that is over.
-                        await self._end(QueryOutcome.COMPLETED, "")
+                        await self._end(QueryOutcome.SUCCEEDED, "")
                         held.seek(0)
                         while piece := await self._service.within(held.read, _PIECE_BYTES):
                             yield piece
                     return
                 async for piece in self._result(process):
                     yield piece
-                outcome, reason = QueryOutcome.COMPLETED, ""
+                outcome, reason = QueryOutcome.SUCCEEDED, ""
         except Exception as error:
             outcome, reason = QueryOutcome.FAILED, str(error)
             raise

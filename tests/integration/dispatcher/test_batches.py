@@ -305,13 +305,13 @@ def test_each_ends_by_itself(play: Play) -> None:
         )
         rows = await world.rows("SELECT status FROM task ORDER BY id")
         assert [row["status"] for row in rows] == [
-            TaskStatus.COMPLETED,
-            TaskStatus.DEAD,
+            TaskStatus.SUCCEEDED,
+            TaskStatus.FAILED,
             TaskStatus.RUNNING,
         ]
         (ended,) = await world.tasks.complete(done(third.fence, job.output("c")))
         assert isinstance(ended, AttemptEnd)
-        assert ended.status is TaskStatus.COMPLETED
+        assert ended.status is TaskStatus.SUCCEEDED
 
     play(story)
 

@@ -30,6 +30,7 @@ from penstock.dispatcher.alerts.rules import ABSENCE, AlertRule, AlertSettings, 
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.tasks.rows import storable
 from penstock.kernel.units import duration_text
+from penstock.protocol.base import TaskStatus
 
 STEADY_SECONDS: Final = 60.0
 """How long an always-on source has to run before it is well again."""
@@ -121,7 +122,7 @@ def _dead_tasks(rule: AlertRule, row: Row) -> AlertFinding:
     many = f"{count:,}{' or more' if count >= DEAD_COUNTED_MAX else ''}"
     which = f"{many} task of job {job} is" if count == 1 else f"{many} tasks of job {job} are"
     last = "" if count == 1 else ", the last one"
-    path = f"/tasks?{urlencode({'status': 'dead', 'job': job})}"
+    path = f"/tasks?{urlencode({'status': TaskStatus.FAILED.value, 'job': job})}"
     said = {"dead": count, "task_id": row["task_id"], "reason": reason}
     return _finding(rule, job, f"{which} dead{last}: {reason}", path=path, detail=said)
 

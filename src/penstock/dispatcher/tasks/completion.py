@@ -507,7 +507,7 @@ async def _publish(
         for each in reports
         if isinstance(each, Completion)
         and (row := rows.get(each.fence.task_id)) is not None
-        and row["status"] == TaskStatus.COMPLETED
+        and row["status"] == TaskStatus.SUCCEEDED
         for place, output in enumerate(each.outputs)
     ]
     rewritten = [each for each in outputs if rows[each["task_id"]]["is_maintaining"]]

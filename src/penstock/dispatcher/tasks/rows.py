@@ -53,7 +53,7 @@ def refusal(task_id: int, row: TaskRow | None, *, claiming: bool = False) -> Ref
     if row is None:
         return Refusal(task_id, TaskRefusalReason.UNKNOWN, None)
     match row.state.status:
-        case TaskStatus.COMPLETED | TaskStatus.DEAD | TaskStatus.CANCELLED:
+        case TaskStatus.SUCCEEDED | TaskStatus.FAILED | TaskStatus.CANCELLED:
             why = TaskRefusalReason.OVER
         case _ if not claiming:
             why = TaskRefusalReason.STALE
