@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -191,6 +192,28 @@ class HeldAsk(Ask):
     token: Capability | None = None
     """The capability token of the attempt; in a call about one task the header may have it."""
     progress: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatPolicy:
+    """How long a worker may be silent, and how often it says in that time that it lives.
+
+    The timeout only decides where a whole machine is gone, or a worker that nobody starts again:
+    what was killed elsewhere is given up at once (`penstock.worker.recovery`). So it is as long
+    as what a worker has to survive: a dispatcher that hangs answers nothing for 25 s, a Postgres
+    that fails over is away for half a minute, a laptop's network for less. Three beats fit into it,
+    so that two may be lost in a row; more would cost a statement each and save no attempt.
+    """
+
+    timeout_ms: int
+    beats: int
+
+    def pause_seconds(self, timeout_seconds: float) -> float:
+        """How long a worker waits between two beats of a job with this timeout."""
+        return timeout_seconds / self.beats
+
+
+HEARTBEATS: Final = HeartbeatPolicy(timeout_ms=60_000, beats=3)
 
 
 class HeartbeatAsk(Ask):

@@ -53,6 +53,7 @@ from penstock.protocol.client import (
     check_url,
     refusal,
 )
+from penstock.protocol.work import HEARTBEATS
 from penstock.runtimes.base import (
     AttemptPaths,
     AttemptWork,
@@ -245,7 +246,7 @@ class _Attempt:
         names = ("task_id", "attempt", "lease_token", "token")
         self._held = {name: assignment[name] for name in names}
         self._first_token: str = assignment["token"]
-        self._pause_seconds = assignment["heartbeat_seconds"] / 3
+        self._pause_seconds = HEARTBEATS.pause_seconds(assignment["heartbeat_seconds"])
         self._work = work_of(assignment)
         self._over = threading.Event()
         self._lock = threading.Lock()

@@ -27,11 +27,10 @@ from typing import Final
 
 import msgspec
 
-from penstock.dispatcher.dag.model import HEARTBEATS
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherError, DispatcherRefused
-from penstock.protocol.work import HeartbeatAsk, HeldAsk, TaskResult
+from penstock.protocol.work import HEARTBEATS, HeartbeatAsk, HeldAsk, TaskResult
 from penstock.worker.attempt import InterruptReason, TaskAttempt
 from penstock.worker.client import CALL_SECONDS, Backoff, InternalClient
 

@@ -46,7 +46,7 @@ from penstock.datasets.iceberg.metadata import MAIN, metadata_json
 from penstock.datasets.layout import DATASETS, part
 from penstock.dispatcher.catalog.scan_planner import PartRow, ScanPlanner, Unreadable
 from penstock.dispatcher.catalog.tables import CatalogTable, MadeSnapshot, Tables
-from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
+from penstock.dispatcher.database.pool import Connection, Database, query
 from penstock.dispatcher.datasets.sweeper import GRACE_SECONDS
 from penstock.dispatcher.metrics import take_turn
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
@@ -305,7 +305,7 @@ class MetadataWriter:
         return removed
 
     async def _rows(self, statement: str, asked: Mapping[str, object]) -> list[dict[str, Any]]:
-        return await self._database.transact(lambda one: fetch_rows(one, statement, asked))
+        return await self._database.rows(statement, asked)
 
 
 async def _note(

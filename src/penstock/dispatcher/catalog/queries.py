@@ -26,7 +26,7 @@ import msgspec
 
 from penstock.datasets.schema import is_hidden
 from penstock.dispatcher.catalog.snapshots import Snapshots, moment_of
-from penstock.dispatcher.database.pool import Connection, Database, query
+from penstock.dispatcher.database.pool import Database
 from penstock.dispatcher.tasks.rows import storable
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, TokenRefused
@@ -217,10 +217,7 @@ class Queries:
         return ticket, row["id"]
 
     async def _rows(self, statement: str, /, **asked: object) -> list[dict[str, Any]]:
-        async def work(connection: Connection) -> list[dict[str, Any]]:
-            return await (await connection.execute(query(statement), asked)).fetchall()
-
-        return await self._database.transact(work)
+        return await self._database.rows(statement, asked)
 
 
 def _table(row: dict[str, Any]) -> QueryTable:

@@ -303,7 +303,7 @@ class History:
             raise _not_kept(name, str(found["id"]))
 
     async def _rows(self, statement: str, /, **asked: object) -> Sequence[Any]:
-        return await self._database.transact(lambda one: fetch_rows(one, statement, asked))
+        return await self._database.rows(statement, asked)
 
 
 def _not_kept(name: str, moment: str) -> InvalidInput:

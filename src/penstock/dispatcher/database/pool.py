@@ -244,6 +244,12 @@ class Database(Service):
         if connection.woken and self.announce is not None:
             self.announce(connection.woken, is_kept=connection.is_kept)
 
+    async def rows(
+        self, name: str, asked: Mapping[str, object] | None = None, /, **more: object
+    ) -> list[DictRow]:
+        """The rows of one statement, by its name, in a transaction of its own: see `transact`."""
+        return await self.transact(lambda one: fetch_rows(one, name, asked, **more))
+
     async def fetch(self, name: str, asked: Mapping[str, object] | None = None) -> list[DictRow]:
         """The rows of one statement, by its name, without `BEGIN` and `COMMIT` around it."""
 

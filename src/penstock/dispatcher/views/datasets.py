@@ -426,9 +426,7 @@ class PartitionViews:
         return await self._database.transact(work)
 
     async def _ask(self, statement: str, /, **asked: object) -> list[dict[str, Any]]:
-        return await self._database.transact(
-            lambda connection: fetch_rows(connection, statement, **asked)
-        )
+        return await self._database.rows(statement, **asked)
 
 
 def _of(place: GenerationView) -> dict[str, Any]:
@@ -467,7 +465,7 @@ class SnapshotViews:
 
     async def about(self, name: str, snapshot: int) -> SnapshotFacts | None:
         """A snapshot; None if it is not there, or not any more."""
-        rows = await self._rows("about_snapshot", {"name": name, "id": snapshot})
+        rows = await self._database.rows("about_snapshot", {"name": name, "id": snapshot})
         return SnapshotFacts(**rows[0]) if rows else None
 
     async def added(self, about: SnapshotFacts, *, limit: int) -> Sequence[PartRow]:
@@ -495,7 +493,4 @@ class SnapshotViews:
             "base": about.base,
             **more,
         }
-        return msgspec.convert(await self._rows(statement, asked), list[PartRow])
-
-    async def _rows(self, statement: str, asked: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        return await self._database.transact(lambda one: fetch_rows(one, statement, asked))
+        return msgspec.convert(await self._database.rows(statement, asked), list[PartRow])

@@ -204,9 +204,7 @@ class StatusViews:
         return await self._database.transact(work)
 
     async def _ask(self, statement: str, /, **asked: object) -> list[Row]:
-        return await self._database.transact(
-            lambda connection: fetch_rows(connection, statement, **asked)
-        )
+        return await self._database.rows(statement, **asked)
 
 
 def _source(row: Row) -> SourceAnswer:
