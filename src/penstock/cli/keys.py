@@ -252,7 +252,7 @@ def create_token(
     token: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token, and print it. It is told this once."""
+    """Create a token, and print it. It cannot be shown again."""
     answer, _ = asked(
         url, token, lambda client: client.make_read_token(name, datasets=named, days=days)
     )

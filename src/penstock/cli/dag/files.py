@@ -227,7 +227,7 @@ _FILES_MAX: Final = 2
 def diff(
     context: click.Context, *, files: tuple[str, ...], url: str, token: str | None, as_json: bool
 ) -> None:
-    """Tell what becomes of each job when the DAG of NEW takes the place of that of OLD.
+    """Show what happens to each job when the DAG of NEW replaces that of OLD.
 
     With one file, OLD is what is in force at the dispatcher; with two, no dispatcher is asked.
 

@@ -146,7 +146,7 @@ INTERNAL: Final = (
     ApiEndpoint(
         "POST",
         "/internal/query/begin",
-        "Begin a query: what it may read",
+        "Begin a query: authorize it and list its files",
         begin_query,
         ask=QueryBeginAsk,
         answer=QueryBeginAnswer,

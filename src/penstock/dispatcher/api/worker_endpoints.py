@@ -303,7 +303,7 @@ async def _claim_next(
         taken = _left(taken, len(found))
         return operator, [_assignment(each, parts) for each in found]
     except PenstockError as error:
-        _log.warning("ends were taken, and nothing could be claimed with them: %s", error)
+        _log.warning("failed to claim tasks with accepted completions: %s", error)
         return "", []
     finally:
         parts.announcer.give_back(taken)
