@@ -228,10 +228,12 @@ class Worlds:
         asyncio.run(self._make_database())
 
     @contextlib.asynccontextmanager
-    async def world(self, *, route: Route = no_route) -> AsyncIterator[World]:
-        dsn = self.dsn_of(DATABASE)
-        async with await psycopg.AsyncConnection.connect(dsn) as connection:
-            await connection.execute(EMPTYING.encode())
+    async def world(self, *, route: Route = no_route, dsn: str = "") -> AsyncIterator[World]:
+        """An empty one, or one with what a database of `empty` was given."""
+        if not dsn:
+            dsn = self.dsn_of(DATABASE)
+            async with await psycopg.AsyncConnection.connect(dsn) as connection:
+                await connection.execute(EMPTYING.encode())
         offset = [0.0]
 
         async def began(connection: Connection) -> None:
