@@ -480,7 +480,7 @@ class SnapshotViews:
         self, about: SnapshotFacts, *, after: tuple[str, str], limit: int
     ) -> Sequence[PartRow]:
         """Parts that it shows, after one by its partition and location."""
-        more = {"after_key": after[0], "after_location": after[1]}
+        more = {"after_key": after[0], "after_location": after[1], "low": None, "high": None}
         return await self._parts("parts_of_snapshot", about, limit=limit, **more)
 
     async def _parts(
