@@ -115,8 +115,6 @@ _WORDS = {
     "binary": "binary",
     "large_binary": "binary",
     "date32[day]": "date",
-    "timestamp[us]": "timestamp_ntz",
-    "timestamp[ms]": "timestamp_ntz",
 }
 
 
@@ -353,14 +351,15 @@ def plain_end(value: Any) -> Any:
 
 
 def word(kind: Any) -> str:
-    """A type of Arrow's in Spark's words, as Spark would read it of the file."""
+    """A type of Arrow's in Spark's words, as it is read of the file."""
     types = import_module("pyarrow").types
     if types.is_dictionary(kind):
         return word(kind.value_type)
     if types.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
-    if types.is_timestamp(kind) and kind.tz is not None and kind.unit in ("us", "ms"):
-        return "timestamp"
+    if types.is_timestamp(kind) and kind.unit != "s":
+        # Spark reads no nanoseconds, and says so; all others read them as microseconds.
+        return "timestamp_ntz" if kind.tz is None else "timestamp"
     if types.is_map(kind):
         return f"map<{word(kind.key_type)},{word(kind.item_type)}>"
     if types.is_list(kind) or types.is_large_list(kind):

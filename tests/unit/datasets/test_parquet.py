@@ -146,6 +146,7 @@ def test_footers_tell_rows_and_columns_and_one_that_is_none_spoils_no_other() ->
         {
             "i": pa.array([1], pa.int32()),
             "t": pa.array([0], pa.timestamp("us", tz="UTC")),
+            "n": pa.array([0], pa.timestamp("ns")),
             "d": pa.array([Decimal("1.50")], pa.decimal128(10, 2)),
             "f": pa.array([float("nan")]),
             "x": pa.array(["x" * 50]),
@@ -154,7 +155,13 @@ def test_footers_tell_rows_and_columns_and_one_that_is_none_spoils_no_other() ->
     )
     nameless = pa.table({"t": pa.array([0], pa.time64("ns"))})
     files = [io.BytesIO(b"junk"), file_of(table), io.BytesIO(b""), file_of(nameless)]
-    words = [("i", "int"), ("t", "timestamp"), ("d", "decimal(10,2)"), ("f", "double")]
+    words = [
+        ("i", "int"),
+        ("t", "timestamp"),
+        ("n", "timestamp_ntz"),
+        ("d", "decimal(10,2)"),
+        ("f", "double"),
+    ]
     words += [("x", "string"), ("s", "array<struct<`a b`:string>>")]
     # Not every writer tells whether there is a NaN: of fractions nothing is told.
     bounds = {"i": Bound(1, 1, 0), "t": Bound(0, 0, 0), "d": Bound("1.50", "1.50", 0)}

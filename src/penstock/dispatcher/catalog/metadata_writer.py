@@ -43,6 +43,7 @@ from penstock.datasets.iceberg.manifests import (
     write_manifest_list,
 )
 from penstock.datasets.iceberg.metadata import MAIN, metadata_json
+from penstock.datasets.iceberg.schemas import clash
 from penstock.datasets.layout import DATASETS, part
 from penstock.dispatcher.catalog.scan_planner import PartRow, ScanPlanner, Unreadable
 from penstock.dispatcher.catalog.tables import CatalogTable, MadeSnapshot, Tables
@@ -150,6 +151,8 @@ class MetadataWriter:
         self, table: CatalogTable, made: MadeSnapshot, base: MadeSnapshot | None
     ) -> None:
         work = _Work(table, made, base)
+        if _is_grown(table, base):
+            await self._check(table, made)
         asked = {
             "dataset": table.uuid,
             "generation": made.generation,
@@ -169,6 +172,16 @@ class MetadataWriter:
         if made.branch == MAIN:
             await self._put_metadata(table, made, location)
         await self._database.transact(lambda one: _note(one, work, location, asked))
+
+    async def _check(self, table: CatalogTable, made: MadeSnapshot) -> None:
+        """Read what stays too: a name may mean something else in it. Raises `Unreadable`."""
+        after = ("", "")
+        for _ in range(0, PARTS_MAX, _CHUNK):
+            rows = await self._planner.parts(table, made, after=after, limit=_CHUNK)
+            await self._planner.owned(table, table.schema(made.schema_id), rows)
+            if len(rows) < _CHUNK:
+                break
+            after = (rows[-1].partition_key, rows[-1].location)
 
     async def _manifests(self, work: _Work) -> list[ManifestFile]:
         """The manifests of a snapshot; those that are new are written."""
@@ -358,19 +371,24 @@ def _list_of(location: str) -> str | None:
 
 def _base(table: CatalogTable, made: MadeSnapshot) -> MadeSnapshot | None:
     """The newest snapshot of the same generation that is written."""
-    for each in table.snapshots:
+    for each in table.made:
         if each.generation == made.generation and each.manifest_list is not None:
             return each if each.id < made.id else None
     return None
 
 
+def _is_grown(table: CatalogTable, base: MadeSnapshot | None) -> bool:
+    """Whether a name has another meaning now than in the base."""
+    return base is not None and clash(table.schema(base.schema_id), table.current) is not None
+
+
 def _changes(table: CatalogTable, made: MadeSnapshot, base: MadeSnapshot | None) -> int:
-    """How many parts are new in a snapshot, or gone, since its base; nearly."""
-    if base is None:
+    """How many parts are read for a snapshot: nearly those that came or went since its base."""
+    if base is None or _is_grown(table, base):
         return made.parts
     return sum(
         each.added + each.removed
-        for each in table.snapshots
+        for each in table.made
         if each.generation == made.generation and base.id < each.id <= made.id
     )
 
