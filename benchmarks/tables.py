@@ -8,7 +8,8 @@ medians, beside the CPU of this process and the statements that were sent to Pos
 - *at once*: publishers that replace partitions of one table at a time, ten of them each, while
   snapshots are made: what they have lost, and what is shown in another order than it was published.
 - *a snapshot* after one publication: seconds, and objects that are written for it.
-- *loading* the table, and *planning* a scan of one partition and of a span of thirty, over HTTP.
+- *loading* the table, and *planning* a scan of one partition and of a span of thirty, over HTTP;
+  also by the first who does it after a publication, for whom the snapshot is made.
 - *one by one*: a partition that is replaced, its snapshot and its manifests, and then the next;
   beside it *PyIceberg*, where it is installed, that commits as many to a table of as many files and
   partitions in its own catalog in SQLite: partitions that are new, and such that are replaced.
@@ -280,6 +281,7 @@ def requests(store: Any) -> int:
 async def reading(bench: Bench, times: int) -> None:
     world = World("", bench.database, None)  # type: ignore[arg-type]
     parts = parts_of(world, store=bench.store, root=bench.root)
+    parts.tables.snapshots = bench.tables.snapshots
     transport = httpx.ASGITransport(CatalogApplication(parts))
     path = f"/iceberg/v1/namespaces/penstock/tables/{NAME}"
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -310,9 +312,40 @@ async def reading(bench: Bench, times: int) -> None:
                 assert len(answer.json()["file-scan-tasks"]) == count, answer.text
 
             await spanning.on(spanned)
+        await changing(bench, client, path, times)
     loading.tell("loading the table")
     planning.tell("planning a scan of one partition")
     spanning.tell("planning a scan of a span of thirty")
+
+
+async def changing(bench: Bench, client: httpx.AsyncClient, path: str, times: int) -> None:
+    """What the first reader waits for after a publication: the snapshot is made for it."""
+    loading, planning = Spent(bench.store), Spent(bench.store)
+    last = 0
+    for number in range(times):
+        key = bench.keys[number * 6007 % len(bench.keys)]
+        await bench.replace(key)
+        made: list[int] = []
+
+        async def loaded(made: list[int] = made) -> None:
+            answer = await client.get(path)
+            made.append(answer.json()["metadata"]["current-snapshot-id"])
+
+        await loading.on(loaded)
+        assert made[0] > last, "the answer has what was published"
+        last = made[0]
+        await bench.replace(key)
+        wanted = {"type": "eq", "term": "partition_key", "value": key}
+
+        async def planned(made: list[int] = made, wanted: object = wanted) -> None:
+            answer = await client.post(f"{path}/plan", json={"filter": wanted})
+            assert len(answer.json()["file-scan-tasks"]) == 1, answer.text
+            made.append(int(answer.json()["plan-id"]))
+
+        await planning.on(planned)
+        assert made[1] > last, "the plan is of what was published"
+    loading.tell("loading the table after a publication")
+    planning.tell("planning a scan of one partition after a publication")
 
 
 def beside(folder: Path, partitions: int, times: int) -> None:

@@ -53,6 +53,13 @@ async def told(shop: Shop) -> dict[str, Any]:
     return metadata
 
 
+async def listed(shop: Shop) -> list[str]:
+    """The names of tables."""
+    async with httpx.AsyncClient(base_url=shop.url, timeout=60) as client:
+        found = (await client.get(TABLE.rpartition("/")[0])).json()["identifiers"]
+    return [each["name"] for each in found]
+
+
 def by_clients(shop: Shop, **scan: Any) -> pa.Table:
     """What PyIceberg reads that plans by itself."""
     mode = {"scan-planning-mode": "client"}
@@ -110,13 +117,16 @@ def test_files_that_no_client_can_read_are_told_and_what_was_before_is_read(
             for _ in range(2):
                 error = (await asked(shop)).json()["error"]
                 assert (error["code"], error["type"]) == (404, "NoSuchTableException")
+                assert await listed(shop) == []
                 assert "part-0.parquet' has field ids of another table" in error["message"]
                 assert "without ids of another table" in error["message"], "and what to do"
             refused = (await asked(shop, "/plan")).json()["error"]
             assert (refused["code"], refused["type"]) == (400, "BadRequestException")
             world.later(5)
             await shop.publish(job, rows(("x", 2)), partition="a")
+            assert await listed(shop) == ["totals"]
             first = await told(shop)
+            assert await listed(shop) == ["totals"]
             world.later(5)
             await shop.publish(job, rows(("y", 1)).cast(UNFIT), partition="b")
             assert (await told(shop))["refs"] == first["refs"]
@@ -142,7 +152,9 @@ def test_a_schema_that_is_no_tables_hides_its_own_snapshots_alone(
             assert "The column 'odd' is or has a void" in error["message"]
             mended = await begun(world, first)
             await shop.publish(mended, rows(("x", 2)))
+            assert await listed(shop) == []
             await moved(world, mended.generation)
+            assert await listed(shop) == ["totals"]
             metadata = await told(shop)
             assert set(metadata["refs"]) == {"main"}, "what was left cannot be read, so is no tag"
             assert await asyncio.to_thread(read, shop) == [("x", 2)]

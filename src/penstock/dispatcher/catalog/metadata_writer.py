@@ -32,6 +32,7 @@ import msgspec
 
 from penstock.datasets.iceberg.files import TableFile
 from penstock.datasets.iceberg.manifests import (
+    EntryStatus,
     ManifestEntry,
     ManifestFile,
     entries_of,
@@ -69,6 +70,16 @@ _SWEEP_TURN: Final = "table files: sweep"
 _FOLDER: Final = "metadata"
 
 
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Manifests that became part of another one, with what they still had."""
+
+    sources: Sequence[str]
+    written: str
+    places: Sequence[tuple[str, str]]
+    """Keys of partitions, each with a folder that is perhaps that of a part."""
+
+
 @dataclass
 class _Work:
     """What is to be written of one snapshot."""
@@ -80,8 +91,7 @@ class _Work:
     removed: list[PartRow] = field(default_factory=list)
     owners: dict[str, list[PartRow]] = field(default_factory=dict)
     """The parts of a new manifest, by its location."""
-    moved: list[tuple[str, str]] = field(default_factory=list)
-    """Manifests that became part of others, and of which."""
+    moved: list[_Moved] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
 
 
@@ -221,7 +231,9 @@ class MetadataWriter:
             )
             parts = {id(owners[one.location]): owners[one.location] for one in each.added}
             work.owners[location] = list(parts.values())
-            work.moved += [(source.location, location) for source in each.sources]
+            if each.sources:
+                sources = [source.location for source in each.sources]
+                work.moved.append(_Moved(sources, location, _places(table, entries)))
         kept = {each.location for each in plan.kept}
         work.replaced = [each.location for each in held if each.location not in kept]
         return manifests
@@ -283,11 +295,10 @@ class MetadataWriter:
         """Remove files that no snapshot names that is kept; how many."""
         removed = 0
         after = ""
-        while names := await self._tables.names(after=after, only=None, limit=_TABLES_MAX):
-            after = names[-1]
-            for name in names:
-                for row in await self._rows("find_table", {"name": name}):
-                    removed += await self._sweep(name, row["uuid"])
+        while rows := await self._rows("tables_to_sweep", {"after": after, "limit": _TABLES_MAX}):
+            after = rows[-1]["name"]
+            for row in rows:
+                removed += await self._sweep(row["name"], row["uuid"])
         return removed
 
     async def _sweep(self, name: str, dataset: str) -> int:
@@ -336,8 +347,14 @@ async def _note(
     if work.base is None:
         await ask("note_anew")
     await ask("note_manifests", replaced=work.replaced, written=list(work.owners))
-    for source, written in work.moved:
-        await ask("note_moved", source=source, written=written)
+    for each in work.moved:
+        await ask(
+            "note_moved",
+            sources=each.sources,
+            written=each.written,
+            keys=[key for key, _ in each.places],
+            folders=[folder for _, folder in each.places],
+        )
     for written, rows in work.owners.items():
         await ask(
             "note_entries",
@@ -390,6 +407,21 @@ def _changes(table: CatalogTable, made: MadeSnapshot, base: MadeSnapshot | None)
         each.added + each.removed
         for each in table.made
         if each.generation == made.generation and base.id < each.id <= made.id
+    )
+
+
+def _places(table: CatalogTable, entries: Iterable[ManifestEntry]) -> list[tuple[str, str]]:
+    """Where the parts may be whose files were in a manifest before and still are."""
+    # A part has three folders at least below the dataset.
+    least = table.location.count("/") + 3
+    return sorted(
+        {
+            (str((*each.file.partition, None)[0] or ""), folder)
+            for each in entries
+            if each.status is EntryStatus.EXISTING
+            for folder in _above(each.file.location)
+            if folder.count("/") >= least or not folder.startswith(table.location)
+        }
     )
 
 

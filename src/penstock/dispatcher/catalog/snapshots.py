@@ -198,6 +198,8 @@ async def _make(connection: Connection, dataset: str) -> Sequence[int]:
     for each in made:
         schema = await _schema(connection, dataset, each["generation"])
         asked = {"dataset": dataset, **each, "schema": schema, "operation": _operation(each)}
+        if each["parts"] is None:
+            asked |= await _one(connection, "count_parts", asked)
         await connection.execute(query("add_snapshot"), asked)
     return [each["id"] for each in made]
 
@@ -224,7 +226,8 @@ async def _schema(connection: Connection, dataset: str, generation: str) -> int:
 
 def _operation(made: Mapping[str, Any]) -> str:
     if made["is_moved"] or (made["added"] and made["removed"]):
-        return "overwrite"
+        is_rewritten = made["is_rewritten"] and not made["is_moved"]
+        return "replace" if is_rewritten else "overwrite"
     return "delete" if made["removed"] else "append"
 
 

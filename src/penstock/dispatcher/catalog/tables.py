@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -53,6 +54,8 @@ NO_COLUMNS: Final = (
 )
 SNAPSHOTS_MAX: Final = 1000
 """How many snapshots of a table are told of."""
+_PAGE: Final = 1000
+_PAGES_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,13 +212,20 @@ class Tables:
         self.snapshots = snapshots or Snapshots(database)
 
     async def names(self, *, after: str, only: frozenset[str] | None, limit: int) -> Sequence[str]:
-        """The names of tables, after this one."""
-        asked = {"after": after, "limit": limit, "only": None if only is None else sorted(only)}
-
-        async def work(connection: Connection) -> Sequence[str]:
-            return [row["name"] for row in await fetch_rows(connection, "table_names", asked)]
-
-        return await self._database.transact(work)
+        """The names of tables, after this one; of what `load` would refuse by its schema none."""
+        names: list[str] = []
+        for _ in range(_PAGES_MAX):
+            asked = {
+                "after": after,
+                "limit": _PAGE,
+                "only": None if only is None else sorted(only),
+            }
+            rows = await self._database.transact(partial(_names, asked=asked))
+            names += [each["name"] for each in rows if each["is_written"] or _is_table(each)]
+            if len(rows) < _PAGE or len(names) >= limit:
+                break
+            after = rows[-1]["name"]
+        return names[:limit]
 
     async def load(
         self, name: str, *, is_new: bool = True, snapshot: int | None = None
@@ -295,6 +305,14 @@ def _told(written: Sequence[MadeSnapshot]) -> Iterator[TableSnapshot]:
             summary={name: str(value) for name, value in totals.items() if value is not None},
         )
         before[line] = made.id
+
+
+async def _names(connection: Connection, asked: Mapping[str, object]) -> Sequence[dict[str, Any]]:
+    return await fetch_rows(connection, "table_names", asked)
+
+
+def _is_table(row: Mapping[str, Any]) -> bool:
+    return any(_schemas([each])[0] for each in row["schemas"])
 
 
 def _no_table(name: str, newest: MadeSnapshot | None, refused: Mapping[int, str]) -> str:

@@ -53,6 +53,8 @@ def test_what_is_not_there_is_told_with_the_protocols_types(on_stage: Perform) -
         await dataset(stage.world, "good")
         await dataset(stage.world, "odd", of="void")
         await stage.world.job("empty")
+        listing = f"{BASE}/penstock/tables"
+        listed = [(await ask.get(listing)).json()["identifiers"]]
         assert error(await ask.get(f"{BASE}/other")) == (
             404,
             "NoSuchNamespaceException",
@@ -67,6 +69,8 @@ def test_what_is_not_there_is_told_with_the_protocols_types(on_stage: Perform) -
             assert (status, kind) == (404, "NoSuchTableException")
             assert said.startswith(why)
             assert (await ask.head(f"{BASE}/penstock/tables/{name}")).status_code == 404
+        listed.append((await ask.get(listing)).json()["identifiers"])
+        assert listed == [[{"namespace": ["penstock"], "name": "good"}]] * 2
         table = f"{BASE}/penstock/tables/good"
         found = await ask.head(table)
         assert (found.status_code, found.content) == (204, b"")
