@@ -334,7 +334,7 @@ def test_no_bytes_are_a_mistake_of_the_dispatcher(on_stage: Perform) -> None:
             elif answer.status_code == 200:
                 assert isinstance(answer.json(), dict), told
             else:
-                status, kind_of, said = error(answer)
+                _status, kind_of, said = error(answer)
                 assert kind_of.endswith("Exception"), told
                 assert said, told
         assert {200, 204, 400, 406} <= seen
