@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.kernel.clock import SystemClock
@@ -52,22 +54,106 @@ def forks() -> Iterator[Callable[..., QueryForkServer]]:
         each.close()
 
 
-def result(process: QueryProcess, sql: str) -> str:
+def result(process: QueryProcess, sql: str, **fields: Any) -> bytes:
     process.parse(sql)
-    process.run([], [], [], how={"format": "csv", "explain": False, "cut": None})
+    process.run([], [], [], how={"format": "csv", "explain": False, "cut": None, **fields})
     pieces = []
     while (piece := process.next()) is not None:
         pieces.append(piece)
-    return b"".join(pieces).decode()
+    return b"".join(pieces)
 
 
 def run(server: QueryForkServer, bounds: Any, sql: str) -> str:
+    return ran(server, bounds, sql).decode()
+
+
+def ran(server: QueryForkServer, bounds: Any, sql: str, **fields: Any) -> bytes:
     user = UidPool.of("60864-60895", FOLDER).take() if IS_ROOT else None
     with closing(QueryProcess(bounds, server, user=user, clock=SystemClock())) as process:
         process.wait()
         assert process.is_closed
         assert process.is_isolated is IS_ROOT
-        return result(process, sql)
+        return result(process, sql, **fields)
+
+
+NUMBERS = {
+    "9007199254740991": 9007199254740991,
+    "9007199254740993": "9007199254740993",
+    "-9007199254740993": "-9007199254740993",
+    "18446744073709551615::UBIGINT": "18446744073709551615",
+    "170141183460469231731687303715884105727::HUGEINT": "170141183460469231731687303715884105727",
+    "sum(x)": 3,
+    "true": True,
+    "12345678901234567890.12": "12345678901234567890.12",
+    "0.00000000::DECIMAL(18, 8)": "0.00000000",
+    "0.1::DOUBLE": 0.1,
+    "'nan'::DOUBLE": "NaN",
+    "'-inf'::FLOAT": "-Infinity",
+    "[9007199254740993, 1]": ["9007199254740993", 1],
+    "{'a': 'inf'::DOUBLE, 'b': 1.5}": {"a": "Infinity", "b": "1.5"},
+    "MAP {'k': 9007199254740993}": [["k", "9007199254740993"]],
+}
+
+
+def test_rows_have_every_number_as_it_is(forks: Callable[..., QueryForkServer]) -> None:
+    sql = f"SELECT {', '.join(NUMBERS)} FROM range(3) t(x)"
+    server = forks()
+    said = json.loads(ran(server, BOUNDS, sql, format="rows"))
+    assert dict(zip(NUMBERS, said, strict=True)) == NUMBERS
+    # As a reader does whose numbers are doubles.
+    doubles = json.loads(ran(server, BOUNDS, sql, format="rows"), parse_int=float)
+    assert [x if isinstance(x, bool | str | list | dict) else str(x) for x in doubles[:3]] == [
+        "9007199254740991.0",
+        "9007199254740993",
+        "-9007199254740993",
+    ]
+    # Lines of JSON have all digits of a number, and no number where there is none.
+    text = "SELECT 9007199254740993 AS a, 12345678901234567890.12 AS b, 'nan'::DOUBLE AS c"
+    line = b'{"a":9007199254740993,"b":12345678901234567890.12,"c":null}\n'
+    assert ran(server, BOUNDS, text, format="jsonl") == line
+
+
+def test_columns_of_one_name_are_kept_apart_in_every_format(
+    forks: Callable[..., QueryForkServer],
+) -> None:
+    server = forks()
+    sql = "SELECT 1 AS id, 2 AS id, 3 AS ID, 4 AS id_1, 5 AS other"
+    names = ["id", "id_2", "ID_3", "id_1", "other"]
+    expected = dict(zip(names, range(1, 6), strict=True))
+    assert json.loads(ran(server, BOUNDS, sql, format="jsonl")) == expected
+    assert ran(server, BOUNDS, sql).decode().splitlines()[0] == ",".join(names)
+    arrow = pa.ipc.open_stream(ran(server, BOUNDS, sql, format="arrow")).read_all()
+    parquet = pq.read_table(io.BytesIO(ran(server, BOUNDS, sql, format="parquet")))
+    assert arrow.to_pylist() == parquet.to_pylist() == [expected]
+    with closing(QueryProcess(BOUNDS, server, user=None, clock=SystemClock())) as process:
+        process.wait()
+        result(process, sql, format="rows")
+        assert [name for name, _ in process.columns] == names
+
+
+@pytest.mark.parametrize("explain", [False, True])
+@pytest.mark.parametrize(
+    ("sql", "place"),
+    {
+        "SELECT 'ééé', nope": "nope",
+        "SELECT '😀', nope FROM range(3)": "nope",
+        "SELECT 'ééé', 1 ) 2": ") 2",
+        "SELECT '😀é'\n FROM read_text('x')": "read_text",
+        "SELECT 'é' FROM sys.x": "sys.x",
+        "SELECT 'é', 1::nosuch": "nosuch",
+        "SELECT '😀é'": None,
+    }.items(),
+)
+def test_the_place_of_an_error_is_told_in_characters(
+    sql: str, place: str | None, explain: bool, forks: Callable[..., QueryForkServer]
+) -> None:
+    server = forks()
+    if place is None:
+        assert ran(server, BOUNDS, sql, explain=explain)
+        return
+    with pytest.raises(QueryFailed) as failed:
+        ran(server, BOUNDS, sql, explain=explain)
+    assert failed.value.position == sql.index(place), failed.value.message
 
 
 def test_what_is_larger_than_memory_is_sorted_joined_and_counted(

@@ -336,12 +336,15 @@ def test_the_command_line_explains_marks_and_cancels(at_site: Callable[..., None
         sql = "SELECT n, name FROM tidy ORDER BY n"
         ended = await started(site, f"{sql} LIMIT 1", "--format", "csv")
         assert await ended.communicate() == (b"n,name\n1,a\n", b"")
+        exact = "SELECT 9007199254740993 AS a, 12345678901234567890.12 AS b"
+        shown, _ = await (await started(site, exact)).communicate()
+        assert shown.decode().split()[-2:] == ["9007199254740993", "12345678901234567890.12"]
         ended = await started(site, sql, "--explain")
         plan, _ = await ended.communicate()
         assert ended.returncode == 0
         assert "READ_PARQUET" in plan.decode()
         assert "ORDER_BY" in plan.decode()
-        ended = await started(site, "SELECT n,\n\tnope\nFROM tidy")
+        ended = await started(site, "SELECT n, '😀é',\n\tnope\nFROM tidy")
         _, said = await ended.communicate()
         assert ended.returncode == 2
         line, mark = said.decode().splitlines()[-2:]
