@@ -185,6 +185,7 @@ def make_query_service(settings: Settings, *, descriptor: int | None = None) -> 
     )
     service = QueryService(
         QueryServiceSettings(
+            name=f"{machine_name()}-{os.getpid()}",
             dispatchers=settings.dispatcher_urls,
             org=settings.org,
             store_url=settings.store_url,

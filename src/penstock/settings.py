@@ -156,7 +156,7 @@ class Settings:
     query_spill: str = setting("4GiB")
     """How much of a query may lie in temporary files when it does not fit into memory."""
     query_seconds: float = setting(60.0, least=1, most=3_600)
-    """How long a query may take, and wait for others."""
+    """How long a query may take. It waits for others for 45 seconds at most."""
     query_rows: int = setting(1_000_000, least=1, most=10**9)
     """How many rows the result of a query may have."""
     query_bytes: str = setting("256MiB")

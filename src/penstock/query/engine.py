@@ -40,6 +40,7 @@ from typing import Any, BinaryIO, Final
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound, PenstockError
+from penstock.protocol.queries import QUERY_LESS_HINT
 from penstock.query import child, fork_server, pruning
 from penstock.query.pruning import Condition
 from penstock.runtimes.uid_pool import LeasedUid, UidPool
@@ -51,6 +52,7 @@ FILES_MAX: Final = 10_000
 OPEN_FILES_MAX: Final = 512
 """How many files of folders are handed over open; of more, ranges."""
 IDLE_SECONDS: Final = 120.0
+_TOO_MUCH: Final = frozenset({"too slow", "too large", "memory", "ended"})
 _START_SECONDS_MAX: Final = 60.0
 _READY_BYTES: Final = 1024 * 1024
 _MORE_BYTES: Final = 1024**3
@@ -71,12 +73,15 @@ _ENVIRONMENT: Final = {
 
 
 class QueryFailed(PenstockError):
-    """The query was not run to its end, and why; `kind` is what a caller may act on."""
+    """The query was not run to its end, and why; `kind` is what a caller may act on.
+
+    Of one that needs too much the hint says what to do, whatever it is that is too much.
+    """
 
     def __init__(
         self, message: str, *, kind: str = "query", position: int | None = None, hint: str = ""
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint or (QUERY_LESS_HINT if kind in _TOO_MUCH else ""))
         self.kind = kind
         self.position = position
 
@@ -290,7 +295,8 @@ class QueryProcess:
             self._bytes += len(body)
             if self._bytes > self._bounds.bytes_max + child.FRAME_BYTES_MAX:
                 raise QueryFailed(
-                    f"The result has more than {self._bounds.bytes_max:,} bytes.", kind="too large"
+                    f"The result has more than {self._bounds.bytes_max:,} bytes (`query_bytes`).",
+                    kind="too large",
                 )
             return body
         said = self._read_message(body)
@@ -429,9 +435,9 @@ class QueryProcess:
     def _late(self) -> QueryFailed:
         self.kill()
         return QueryFailed(
-            f"The query was cancelled after {self._bounds.seconds_max:g} seconds.",
+            f"The query was cancelled after {self._bounds.seconds_max:g} seconds"
+            " (`query_seconds`).",
             kind="too slow",
-            hint="Select less at a time, or run it as a job.",
         )
 
     def _ended(self) -> QueryFailed:
@@ -439,7 +445,6 @@ class QueryProcess:
             "The process of the query exited before its result was complete: it was cancelled, or"
             " needed more memory than `query_memory` allows.",
             kind="ended",
-            hint="Select less at a time, or run it as a job.",
         )
 
 

@@ -48,8 +48,7 @@ class ResultStream(io.RawIOBase):
         self.bytes += len(body)
         if self.bytes > self._bytes_max:
             raise QueryRefused(
-                f"The result has more than {self._bytes_max:,} bytes: select fewer rows or"
-                " columns, or write it by a job.",
+                f"The result has more than {self._bytes_max:,} bytes (`query_bytes`).",
                 kind="too large",
             )
         if len(self._held) >= CHUNK_BYTES:
@@ -74,9 +73,7 @@ def batches(reader: Any, *, rows_max: int, cut: int | None) -> Iterator[tuple[An
         if batch.num_rows > left:
             if not is_cut:
                 raise QueryRefused(
-                    f"The result has more than {rows_max:,} rows: add a LIMIT, or write it by a"
-                    " job.",
-                    kind="too large",
+                    f"The result has more than {rows_max:,} rows (`query_rows`).", kind="too large"
                 )
             yield batch.slice(0, left), True
             return

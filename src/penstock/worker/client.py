@@ -1,16 +1,17 @@
-"""The client of the dispatcher's internal API, for workers and sources.
+"""The client of the dispatcher's internal API, for workers, sources and query services.
 
 Every call may be repeated. `DispatcherUnavailable` is that no dispatcher answered, or none can
 serve now: whether the call was carried out is then unknown. `DispatcherRefused` is an answer: no,
 and why. A call about several tasks has a result for each, so a refused task raises nothing: it is
 in the results. How one that answers is found says `penstock.protocol.client`. `Backoff` is the
-pause before the next try: exponential, with jitter, up to a bound. Called by the worker and by
-sources.
+pause before the next try: exponential, with jitter, up to a bound. A query service has no identity
+of its own: it shows the proof of whoever queries. Called by the worker, sources and
+`query.service`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ import msgspec
 from penstock.kernel.clock import Clock
 from penstock.kernel.document_format import UNREADABLE
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import DispatcherUnavailable, InvalidInput
+from penstock.kernel.errors import DispatcherRefused, DispatcherUnavailable, InvalidInput
 from penstock.kernel.service import Service
 from penstock.protocol.base import TASK_HEADER, WORKER_HEADER, Ask
 from penstock.protocol.client import (
@@ -39,6 +40,7 @@ from penstock.protocol.events import (
     TaskEventsAsk,
 )
 from penstock.protocol.identity import Identity
+from penstock.protocol.queries import QueryBeginAnswer, QueryBeginAsk, QueryEndAnswer, QueryEndAsk
 from penstock.protocol.work import (
     ClaimAnswer,
     ClaimAsk,
@@ -52,9 +54,12 @@ from penstock.protocol.work import (
     WaitAnswer,
     WaitAsk,
 )
+from penstock.tokens.verifier import JWKS_PATH, Jwk, keys_of
 
 CALL_SECONDS: Final = 25.0
 """How long one dispatcher has to answer: a little longer than it gives itself."""
+_QUERY_SECONDS: Final = 15.0
+_KEYS_SECONDS: Final = 3.0
 _WAITED_SECONDS_MORE: Final = 10.0
 """How much longer than it was asked to wait a dispatcher may take."""
 
@@ -92,14 +97,18 @@ class InternalClient(Service):
     def __init__(
         self,
         urls: Sequence[str],
-        identity: Identity,
+        identity: Identity | None,
         *,
         clock: Clock,
         entropy: Entropy,
         transport: DispatcherTransport | None = None,
     ) -> None:
-        self._identity = identity
-        headers = {WORKER_HEADER: identity.name, "Authorization": f"Bearer {identity.token}"}
+        self._name = "" if identity is None else identity.name
+        headers = (
+            {}
+            if identity is None
+            else {WORKER_HEADER: identity.name, "Authorization": f"Bearer {identity.token}"}
+        )
         self._caller = DispatcherCaller(
             urls, headers, clock=clock, entropy=entropy, transport=transport
         )
@@ -109,7 +118,7 @@ class InternalClient(Service):
     @property
     def name(self) -> str:
         """Who calls."""
-        return self._identity.name
+        return self._name
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -166,6 +175,32 @@ class InternalClient(Service):
         """Have it noted that a webhook has refused requests."""
         return await self._call("POST", "/internal/webhook-refusals", ask, RefusalsAnswer)
 
+    async def begin_query(self, ask: QueryBeginAsk, proof: Mapping[str, str]) -> QueryBeginAnswer:
+        """What a query may read by the proof of who asks; the same ticket begins the same query."""
+        path = "/internal/query/begin"
+        return await self._call(
+            "POST", path, ask, QueryBeginAnswer, proof=proof, call_seconds=_QUERY_SECONDS
+        )
+
+    async def end_query(self, ask: QueryEndAsk, proof: Mapping[str, str]) -> QueryEndAnswer:
+        """Say what became of a query."""
+        path = "/internal/query/end"
+        return await self._call(
+            "POST", path, ask, QueryEndAnswer, proof=proof, call_seconds=_QUERY_SECONDS
+        )
+
+    async def keys(self) -> Mapping[str, Jwk]:
+        """The keys that sign tokens, by their names: this is a `KeySource`."""
+        answered = await self._send("GET", JWKS_PATH, None, _KEYS_SECONDS)
+        try:
+            if answered.status >= 400:
+                raise refusal(answered, side="internal")
+            return keys_of(answered.body)
+        except (DispatcherRefused, InvalidInput) as error:
+            raise DispatcherUnavailable(
+                f"Failed to fetch the keys that sign tokens: {error.message}", hint=error.hint
+            ) from error
+
     async def _call(
         self,
         method: str,
@@ -174,9 +209,11 @@ class InternalClient(Service):
         answer: type[AnswerType],
         *,
         token: str = "",
+        proof: Mapping[str, str] | None = None,
         call_seconds: float = CALL_SECONDS,
     ) -> AnswerType:
-        answered = await self._send(method, path, ask, call_seconds, token=token)
+        headers = {TASK_HEADER: token} if token else proof
+        answered = await self._send(method, path, ask, call_seconds, headers=headers)
         if answered.status >= 400:
             raise refusal(answered, side="internal")
         return _decoded(answered, answer)
@@ -195,12 +232,17 @@ class InternalClient(Service):
         return results
 
     async def _send(
-        self, method: str, path: str, ask: Ask | None, call_seconds: float, *, token: str = ""
+        self,
+        method: str,
+        path: str,
+        ask: Ask | None,
+        call_seconds: float,
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> DispatcherReply:
         if not self._is_started:
             raise InvalidInput("The client is not started.", hint="Use it as `async with client:`.")
         body = b"" if ask is None else self._encode(ask)
-        headers = {TASK_HEADER: token} if token else None
         try:
             return await self._caller.send(
                 method, path, body, seconds=call_seconds, headers=headers
