@@ -56,7 +56,7 @@ class Fleet:
 
     async def start(self, name: str) -> None:
         assert name not in self.live
-        kind = name.partition("-")[0]
+        kind = name if name == "query-service" else name.partition("-")[0]
         public, internal = self.ports.get(name, (0, 0))
         told = {"worker_secret": SECRET, "concurrency": 4, "stop_seconds": 5, **self.told}
         settings = Settings(

@@ -356,6 +356,8 @@ def connected(settings: dict[str, Any], files: Any, memory_bytes: int) -> Any:
     )
     connection.register_filesystem(files)
     connection.execute("SET TimeZone = 'UTC'")
+    # One query reads hardly anything twice, and the cache is a copy of all that is read.
+    connection.execute("SET enable_external_file_cache = false")
     where = f"{PROTOCOL}://{SPILL}" if settings["spill_bytes"] else ""
     connection.execute(f"SET temp_directory = '{where}'")
     connection.execute(f"SET max_temp_directory_size = '{settings['spill_bytes']}B'")

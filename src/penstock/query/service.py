@@ -436,8 +436,10 @@ class QueryService(Service):
                 self._processes.prepare()
                 yield process
             finally:
-                await self._processes.closed(process)
-                self._places.release()
+                try:
+                    await self._processes.closed(process)
+                finally:
+                    self._places.release()
                 self._processes.prepare()
         finally:
             self._callers[claims.sub] -= 1

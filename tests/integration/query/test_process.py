@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.kernel.clock import SystemClock
-from penstock.query import child
+from penstock.protocol.queries import QUERY_LESS_HINT
+from penstock.query import child, engine
 from penstock.query.engine import QueryFailed, QueryForkServer, QueryProcess
 from penstock.runtimes.uid_pool import FOLDER, UidPool
 from tests.integration.query.site import BOUNDS
@@ -172,6 +173,21 @@ def test_what_is_larger_than_memory_is_sorted_joined_and_counted(
         assert failed.value.kind == "memory"
 
 
+def test_the_kernel_bounds_what_duckdb_does_not_count(
+    forks: Callable[..., QueryForkServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql = "SELECT length(string_agg(repeat('x', 500_000) || i, '')) AS n FROM range(600) t(i)"
+    bounds = replace(BOUNDS, memory_bytes=2 * 1024**3, spill_bytes=0)
+    assert int(run(forks(bounds), bounds, sql).split()[1]) > 600 * 500_000
+    # For DuckDB there is as much as before.
+    monkeypatch.setattr(engine, "_MORE_BYTES", 300 * 1024**2 - bounds.memory_bytes)
+    with pytest.raises(QueryFailed) as failed:
+        run(forks(bounds), bounds, sql)
+    assert failed.value.kind in ("memory", "ended"), failed.value.message
+    assert failed.value.hint == QUERY_LESS_HINT
+    assert run(forks(bounds), bounds, "SELECT 1 AS n") == "n\n1\n"
+
+
 def test_a_temporary_file_that_duckdb_cuts_keeps_what_is_in_use() -> None:
     with tempfile.TemporaryFile() as space:
         files = child.file_system(child.Wire(), [space.fileno()])
@@ -211,7 +227,8 @@ def test_forks_share_nothing_but_what_was_imported(forks: Callable[..., QueryFor
 
 CLOSED = """
 import ctypes, json, os, socket, sys, threading
-from penstock.query import child
+from penstock.protocol.queries import QUERY_LESS_HINT
+from penstock.query import child, engine
 libc = ctypes.CDLL(None, use_errno=True)
 parent = os.getppid()
 pair = socket.socketpair()

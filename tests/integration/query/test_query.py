@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, WorkFail
 from penstock.kernel.ports import free_port
 from penstock.protocol.queries import QUERY_LESS_HINT
 from penstock.query import service
+from penstock.query.engine import QueryProcess
 from penstock.runtimes.secrets import TOKEN, AttemptFiles
 from penstock.runtimes.task import FunctionTask
 from penstock.tokens.claims import INVOKE_AUDIENCE, QUERY_AUDIENCE, TASK_AUDIENCE
@@ -538,3 +540,28 @@ def test_without_users_only_those_are_served_who_may_read_all(
         assert (await site.logged())["outcome"] == "refused"
 
     at_site(story, uids="")
+
+
+def test_a_caller_that_leaves_while_its_process_is_ended_holds_no_place(
+    at_site: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending, close = threading.Event(), QueryProcess.close
+
+    def slowly(process: QueryProcess) -> None:
+        ending.wait(20)
+        close(process)
+
+    async def story(site: Site) -> None:
+        headers = {"Authorization": f"Bearer {API}"}
+        body = {"sql": "SELECT * FROM range(3)", "format": "rows"}
+        monkeypatch.setattr(QueryProcess, "close", slowly)
+        for _ in range(2):
+            asking = site.public.stream("POST", "/v1/query", json=body, headers=headers)
+            async with asking as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith('{"end"'):
+                        break
+        ending.set()
+        assert (await site.query("SELECT 1 AS n")).text == "n\n1\n"
+
+    at_site(story)
