@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +25,8 @@ import pytest
 from penstock.kernel.clock import SystemClock
 from penstock.protocol.queries import QUERY_LESS_HINT
 from penstock.query import child, engine
-from penstock.query.engine import QueryFailed, QueryForkServer, QueryProcess
+from penstock.query.engine import QueryFailed, QueryForkServer, QueryProcess, QueryProcesses
+from penstock.runtimes.guard import user_processes
 from penstock.runtimes.uid_pool import FOLDER, UidPool
 from tests.integration.query.site import BOUNDS
 
@@ -70,11 +74,15 @@ def run(server: QueryForkServer, bounds: Any, sql: str) -> str:
 
 def ran(server: QueryForkServer, bounds: Any, sql: str, **fields: Any) -> bytes:
     user = UidPool.of("60864-60895", FOLDER).take() if IS_ROOT else None
-    with closing(QueryProcess(bounds, server, user=user, clock=SystemClock())) as process:
+    process = QueryProcess(bounds, server, user=user, clock=SystemClock())
+    try:
         process.wait()
         assert process.is_closed
         assert process.is_isolated is IS_ROOT
         return result(process, sql, **fields)
+    finally:
+        if (left := process.close()) is not None:
+            left.unlock()
 
 
 NUMBERS = {
@@ -223,6 +231,45 @@ def test_forks_share_nothing_but_what_was_imported(forks: Callable[..., QueryFor
     with pytest.raises(QueryFailed, match="does not answer"):
         run(server, BOUNDS, "SELECT 1")
     assert run(forks(), BOUNDS, "SELECT 1 AS n") == "n\n1\n"
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root has users for queries")
+def test_a_user_of_whom_nothing_is_left_is_kept_for_the_next_query(tmp_path: Path) -> None:
+    # Numbers that no other test has.
+    pool = UidPool.of("60900-60903", str(tmp_path / "users"))
+
+    def user_of(process: QueryProcess) -> int:
+        place = Path(f"/proc/{process.pid}")
+        return place.stat().st_uid if place.exists() else 0
+
+    async def story() -> None:
+        with ThreadPoolExecutor(4) as threads:
+            processes = QueryProcesses(BOUNDS, uids=pool, threads=threads, clock=SystemClock())
+            try:
+                seen = []
+                for _ in range(3):
+                    process = await processes.take()
+                    seen.append(user_of(process))
+                    other = await processes.take()
+                    assert 0 != user_of(other) != seen[-1]
+                    await processes.closed(other)
+                    assert user_of(other) == 0
+                    await processes.closed(process)
+                assert len(set(seen)) == 1
+                # One whose end was not seen is ended as a user, and is nobody's meanwhile.
+                process = await processes.take()
+                os.kill(process.pid, signal.SIGSTOP)
+                processes.end()
+                await processes.closed(process)
+                assert not user_processes(seen[0])
+            finally:
+                processes.end()
+        # Nobody holds one any more.
+        taken = [pool.take() for _ in range(4)]
+        for user in taken:
+            user.end()
+
+    asyncio.run(story())
 
 
 CLOSED = """
