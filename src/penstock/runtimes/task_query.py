@@ -34,7 +34,9 @@ async def _asked(handed: AttemptFiles, sql: str) -> bytes:
     try:
         reply = await caller.send("POST", _PATH, ask, seconds=QUERY_SECONDS_MAX)
     except NoReply as error:
-        raise DispatcherUnavailable("No dispatcher could run the query.") from error
+        said = [each.reply.problem for each in error.misses if each.reply is not None]
+        why = next((f" {each.title}" for each in said if each is not None), "")
+        raise DispatcherUnavailable(f"No dispatcher could run the query.{why}") from error
     finally:
         await caller.close()
     if reply.status == 200:

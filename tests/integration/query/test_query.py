@@ -254,7 +254,9 @@ def test_a_task_reads_the_parts_of_its_own_claim(at_site: Callable[..., None]) -
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root has users for queries")
-def test_a_function_queries_what_it_was_given(at_site: Callable[..., None], tmp_path: Path) -> None:
+def test_a_function_queries_what_it_was_given(
+    at_site: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(site: Site) -> None:
         (mine, *_) = await site.stage.claim("a:last", limit=2)
         (tmp_path / TOKEN).write_text(mine.token)
@@ -271,6 +273,9 @@ def test_a_function_queries_what_it_was_given(at_site: Callable[..., None], tmp_
             await asked("SELECT nothing FROM tidy")
         with pytest.raises(WorkFailed, match="not given the dataset 'secret'"):
             await asked("SELECT * FROM secret")
+        monkeypatch.setattr(service, "WAITING_MAX", 0)
+        with pytest.raises(DispatcherUnavailable, match="Too many queries are waiting"):
+            await asked("SELECT 1")
         alone = FunctionTask(work("mine:run", tmp_path))
         with pytest.raises(InvalidInput, match="handed no token"):
             alone.query("SELECT 1")
