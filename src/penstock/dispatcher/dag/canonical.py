@@ -43,6 +43,7 @@ from penstock.dispatcher.dag.model import (
     MaintainSpec,
     ManualSource,
     OutputSpec,
+    OutputStorage,
     Priority,
     ReadMode,
     RetryPolicy,
@@ -136,8 +137,11 @@ def definition_hash(job: Job) -> str:
 
 def _bare(job: Job) -> Job:
     """A job without what changes none of its rows: how much is kept, how its files are looked
-    after, what a file is called."""
-    outputs = tuple(replace(each, keep=None, maintain=None) for each in job.outputs)
+    after, which columns they may have and where else they are, what a file is called."""
+    outputs = tuple(
+        replace(each, keep=None, maintain=None, columns=(), storage=OutputStorage.FILES)
+        for each in job.outputs
+    )
     config = job.config
     if job.operator == SQL_OPERATOR and "sql" in config:
         config = {name: value for name, value in config.items() if name != "sql_file"}
@@ -217,6 +221,11 @@ def _output(output: OutputSpec) -> Plain:
         said["partition_by"] = output.partition_by
     if output.maintain is not None:
         said["maintain"] = _maintain(output.maintain)
+    if output.columns:
+        # A list, for the order of a mapping is nobody's: not JSON's, and not that of Postgres.
+        said["columns"] = [{each.name: each.type} for each in output.columns]
+    if output.storage is not OutputStorage.FILES:
+        said["storage"] = output.storage.value
     return said
 
 

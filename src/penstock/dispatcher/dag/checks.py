@@ -19,6 +19,7 @@ from penstock.dispatcher.dag.model import (
     Graph,
     InputCondition,
     Job,
+    OutputStorage,
     PlatformOperator,
     Priority,
     ReadMode,
@@ -191,6 +192,37 @@ def _outputs(job: Job) -> Iterator[RuleViolation]:
         yield from _partition_by(job)
     yield from _maintained(job)
     yield from _merged(job)
+    yield from _declared(job)
+
+
+def _declared(job: Job) -> Iterator[RuleViolation]:
+    """What cannot be kept of `columns` and `storage`."""
+    for each in job.outputs:
+        said = "storage" if each.storage is OutputStorage.POSTGRES else "columns"
+        if not (each.columns or said == "storage"):
+            continue
+        if not job.runs or job.runtime == DISPATCHER_RUNTIME:
+            message = f"It makes no rows; write `{said}` where the data is made."
+            reads = ("outputs", "activation", "source", "runtime")
+            yield RuleViolation(job.name, "outputs", message, reads)
+        elif not each.columns:
+            message = (
+                f"The table of {each.name} in Postgres needs `columns`: write the names and types,"
+                " as in columns: {id: bigint}."
+            )
+            yield RuleViolation(job.name, "outputs", message, ("outputs",))
+        elif missing := [key for key in _keys(job) if key not in {c.name for c in each.columns}]:
+            message = (
+                f"The `columns` of {each.name} lack {listed(missing)}, which the job merges by;"
+                " add what is missing."
+            )
+            reads = ("outputs", "update", "unique_key", "version_by")
+            yield RuleViolation(job.name, "outputs", message, reads)
+
+
+def _keys(job: Job) -> tuple[str, ...]:
+    """The columns that merges go by, and need."""
+    return (*job.unique_key, *filter(None, [job.version_by]))
 
 
 def _maintained(job: Job) -> Iterator[RuleViolation]:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
+from penstock.datasets.schema import Column
 from penstock.dispatcher.dag.filters import Where
 from penstock.kernel.cron import Cron
 from penstock.runtimes import DEFAULT_QUEUE
@@ -283,6 +284,14 @@ class MaintainSpec:
     """How long nothing was published of a partition."""
 
 
+class OutputStorage(StrEnum):
+    """Where what is published of a dataset can be read."""
+
+    FILES = "files"
+    POSTGRES = "postgres"
+    """In a table of Postgres data too, which follows the files: see docs/hot-tables.md."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
     """A dataset that a job, and no other, writes."""
@@ -293,6 +302,9 @@ class OutputSpec:
     partition_by: str = ""
     """An SQL expression, each of whose values is a partition; empty for the task's own."""
     maintain: MaintainSpec | None = None
+    columns: tuple[Column, ...] = ()
+    """The declared ones, in their order; all may be null. Empty: whatever is published."""
+    storage: OutputStorage = OutputStorage.FILES
 
 
 @dataclass(frozen=True, slots=True)
