@@ -79,7 +79,8 @@ _OVER: Final = frozenset({404, 409})
 _UNPROVED: Final = frozenset({401, 403})
 _PROOFS_MAX: Final = 6
 _SCHEMA: Final = "schema"
-_OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
+_UNDECLARED: Final = "undeclared"
+_OUTPUTS: Final = frozenset({"outputs", _SCHEMA, _UNDECLARED})
 """The types of the problems that an attempt's outputs are."""
 
 
@@ -283,7 +284,7 @@ class _Attempt:
             # The attempt is still ours, and would be run again only when its lease has run out.
             failure = {
                 "reason": f"Its outputs were refused: {error.message}",
-                "is_retried": error.kind != _SCHEMA,
+                "is_retried": error.kind not in (_SCHEMA, _UNDECLARED),
             }
             return self._complete({"failure": failure})
 

@@ -20,6 +20,7 @@ answers the same completion with the same answer, so a lost answer costs a retry
 | refused for its outputs | the attempt is still ours: its end is reported as a failure instead |
 | refused for their schema | the same, without a retry: another attempt would make the same |
 | refused, because what it was merged with has changed | it merges again, or waits |
+| refused for columns that the DAG does not declare | likewise |
 | refused for columns that were only observed | again without them: functions have no schema |
 | the token is not proved | again with another token, a few times; then it is the reaper's |
 | the whole call is refused | its completions go one by one; one refused alone is a failure |
@@ -409,7 +410,7 @@ class CompletionReporter:
                 if output.facts is not None:
                     output.facts.columns = []
             return [completion]
-        if result.why == TaskRefusalReason.SCHEMA:
+        if result.why in (TaskRefusalReason.SCHEMA, TaskRefusalReason.UNDECLARED):
             return self._as_failure(completion, result.detail or result.why, is_retried=False)
         if result.status in _UNPROVED:
             return self._unproved(completion, result)

@@ -173,7 +173,7 @@ def test_a_declared_type_is_in_the_words_of_schemas(text: str, expected: str) ->
     ],
 )
 def test_what_is_no_type_is_said_to_be_none(text: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"is no type|has more than"):
         declared_type(text)
 
 

@@ -75,7 +75,7 @@ class Task:
     """The ends that were taken: never more than one an attempt."""
     progress: list[dict[str, Any]] = field(default_factory=list)
     bad_outputs: bool = False
-    bad_schema: bool = False
+    bad_schema: bool | str = False
     bad_columns: bool = False
     """Whether its schema is refused as long as it tells columns."""
     current: dict[str, list[PartAnswer]] | None = None
@@ -298,7 +298,8 @@ class Dispatcher:
         has_columns = any(each.facts and each.facts.columns for each in ask.outputs)
         if (task.bad_schema or (task.bad_columns and has_columns)) and is_success:
             told = "The column 'delay' is string here, and bigint in what is published."
-            return TaskResult(task_id=task.id, status=409, why="schema", detail=told)
+            why = task.bad_schema if isinstance(task.bad_schema, str) else "schema"
+            return TaskResult(task_id=task.id, status=409, why=why, detail=told)
         if task.moves and is_success:
             current = task.moves.pop(0)
             return TaskResult(task_id=task.id, status=409, why="moved", current=current)

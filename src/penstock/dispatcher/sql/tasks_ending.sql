@@ -6,7 +6,8 @@
 -- Until the end of the transaction nobody removes partitions of these generations: the number is ours
 -- alone, "pent". Read without a lock on the columns: they only grow, and what they allow they go on to.
 -- `guarded` has those of the tasks whose jobs merge, and what they may write, those that were given
--- changes, and those that maintain what is published: mostly none.
+-- changes, those that maintain what is published, and those of whose outputs the columns are declared:
+-- mostly none.
 WITH guarded AS MATERIALIZED (
     SELECT task.id AS task_id, kinds.is_merging, kinds.is_consuming, kinds.is_maintaining,
            -- By dataset its generation.
@@ -14,7 +15,12 @@ WITH guarded AS MATERIALIZED (
             FROM dataset
             JOIN generation
                 ON generation.dataset_id = dataset.id AND generation.version = task.generation
-            WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written
+            WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written,
+           -- By dataset what its output says.
+           (SELECT jsonb_object_agg(
+                definition.body -> 'datasets' ->> coalesce(said ->> 'dataset', said ->> 'name'), said)
+            FROM jsonb_array_elements(definition.body -> 'outputs') AS said
+            WHERE kinds.is_declaring AND said ? 'columns') AS declared
     FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[]) AS asked(task_id, attempt)
     -- By its number, whatever is known of the table: where that is little, Postgres would rather go
     -- through all tasks, here, or those of the job for each output, below.
@@ -26,9 +32,10 @@ WITH guarded AS MATERIALIZED (
                EXISTS (
                    SELECT FROM consumption
                    WHERE consumption.task_id = asked.task_id
-                     AND consumption.attempt = asked.attempt) AS is_consuming
+                     AND consumption.attempt = asked.attempt) AS is_consuming,
+               jsonb_path_exists(definition.body, '$.outputs[*].columns') AS is_declaring
     ) AS kinds
-    WHERE kinds.is_merging OR kinds.is_consuming OR kinds.is_maintaining
+    WHERE kinds.is_merging OR kinds.is_consuming OR kinds.is_maintaining OR kinds.is_declaring
 ), held AS MATERIALIZED (
     SELECT generation.dataset_id::text AS dataset, generation.version::text AS generation,
            array_agg(DISTINCT task.id) AS tasks

@@ -87,6 +87,7 @@ from penstock.dispatcher.tasks.rows import (
     wake,
 )
 from penstock.dispatcher.tasks.schemas import output_arrays, refuse_misfits, written
+from penstock.dispatcher.tasks.schemas import undeclared as undeclared_columns
 from penstock.protocol.base import TaskStatus
 from penstock.runtimes.base import NOT_READ, Facts
 
@@ -370,8 +371,14 @@ async def _judged(connection: Connection, reports: Sequence[AttemptReport]) -> _
     overtaken = await refuse_overtaken(connection, _completions(sound, among=consuming))
     refused |= {task_id: (TaskRefusalReason.STALE, told) for task_id, told in overtaken.items()}
     sound = [each for each in sound if each.fence.task_id not in overtaken]
+    columns = written(rows)
+    undeclared = undeclared_columns(_completions(sound), columns)
+    refused |= {
+        task_id: (TaskRefusalReason.UNDECLARED, told) for task_id, told in undeclared.items()
+    }
+    sound = [each for each in sound if each.fence.task_id not in undeclared]
     fences = [each.fence for each in sound]
-    misfits = await refuse_misfits(connection, _completions(sound), written(rows), held=fences)
+    misfits = await refuse_misfits(connection, _completions(sound), columns, held=fences)
     refused |= {task_id: (TaskRefusalReason.SCHEMA, told) for task_id, told in misfits.items()}
     sound = [each for each in sound if each.fence.task_id not in misfits]
     maintaining = {task_id for task_id, row in guarded.items() if row["is_maintaining"]}

@@ -44,6 +44,8 @@ class TaskRefusalReason(StrEnum):
     """The outputs are not ones that this task may publish."""
     SCHEMA = "schema"
     """The columns of an output are not ones that its dataset can take."""
+    UNDECLARED = "undeclared"
+    """They are not those that the DAG declares."""
     MOVED = "moved"
     """What an output was merged with is not what is published any more; see `tasks.completion`."""
     NOT_DEAD = "not dead"
