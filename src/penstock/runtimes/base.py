@@ -215,6 +215,8 @@ class WorkOutput:
     (`Made.base_revision`)."""
     columns: tuple[Column, ...] = ()
     """Those that the generation had when the task was claimed; empty if none are known."""
+    declared: tuple[Column, ...] = ()
+    """Those that the DAG declares, in their order; empty if it declares none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
