@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 _NOT_OF_WEBHOOKS: Final = (
     *("api_token", "viewer_token", "worker_secret"),
-    *("postgres", "postgres_direct"),
+    *("postgres", "postgres_direct", "postgres_data"),
 )
 """What a process that faces the internet does not hold."""
 

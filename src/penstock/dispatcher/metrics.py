@@ -161,6 +161,8 @@ class MetricsSnapshot:
     outbox_pending: int
     """Rows that are due and not sent."""
     outbox_parked: int
+    hot_tables_behind: int
+    hot_tables_behind_seconds: float
     workers: int
     """Those seen in the last 90 seconds."""
     settled_last_minute: Mapping[str, int]
@@ -197,6 +199,16 @@ def _overall(figures: MetricsSnapshot) -> Iterator[Family]:
         ),
         ("outbox_pending", "Outbox entries due for delivery.", figures.outbox_pending),
         ("outbox_parked", "Outbox entries that are parked.", figures.outbox_parked),
+        (
+            "hot_tables_behind",
+            "Tables in Postgres that do not have all that is published.",
+            figures.hot_tables_behind,
+        ),
+        (
+            "hot_tables_behind_seconds",
+            "How long the first of them has been behind.",
+            figures.hot_tables_behind_seconds,
+        ),
         ("workers", "Workers seen within the last 90 seconds.", figures.workers),
     ):
         yield _gauge(f"penstock_{name}", about, [({}, value)])

@@ -84,6 +84,32 @@ class GenerationDetail(Answer):
     columns: list[ColumnAnswer]
 
 
+class HotTableAnswer(Answer):
+    """How far the table of a dataset is that follows what is published."""
+
+    dataset: str
+    is_served: bool
+    """Whether readers of its view have the current generation."""
+    partitions: int
+    """Of the current generation."""
+    behind: int
+    """Those of them that the table does not have as they are published."""
+    behind_seconds: float
+    """How long the first of these has been so."""
+    events: int
+    """Those that wait for it."""
+    problem: str | None
+    """Why it is behind, if that is not only for a moment."""
+    url: str = ""
+    """Where to read it; without a password."""
+
+
+class RebuildTableAnswer(Answer):
+    """What is to be loaded again."""
+
+    partitions: int
+
+
 class DatasetDetail(Answer):
     """Everything about one dataset."""
 
@@ -100,6 +126,8 @@ class DatasetDetail(Answer):
     generations: list[GenerationDetail]
     """Those that are live, and the last that were."""
     maintain: MaintainedAnswer | None = None
+    table: HotTableAnswer | None = None
+    """The table in Postgres that has its rows too."""
 
 
 class SnapshotPart(PartAnswer, omit_defaults=False):

@@ -118,6 +118,8 @@ def test_the_text_of_a_scrape(play: Play) -> None:
                 "penstock_events_last_minute": 2,
                 "penstock_outbox_pending": 1,
                 "penstock_outbox_parked": 2,
+                "penstock_hot_tables_behind": 0,
+                "penstock_hot_tables_behind_seconds": 0,
                 "penstock_workers": 1,
                 'penstock_tasks_settled_last_minute{status="completed"}': 1,
                 'penstock_tasks_settled_last_minute{status="dead"}': 1,

@@ -117,6 +117,8 @@ class ApiContext:
     kick_after_ends: Callable[[], None] | None = None
     """The same after attempts have ended, which is most calls; None is `kick`."""
     entropy: Entropy = field(default_factory=system_entropy)
+    hot_url: str = ""
+    """Where hot tables are read, without a password; empty if there are none."""
     relay: QueryRelay | None = None
     """The way to the query service; None where there is none."""
     logs: Path | None = None

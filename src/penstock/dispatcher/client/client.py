@@ -65,6 +65,7 @@ from penstock.protocol.datasets import (
     ReadTokenAnswer,
     ReadTokenAsk,
     ReadTokensAnswer,
+    RebuildTableAnswer,
     RefreshAnswer,
     RefreshAsk,
     RemoveTokenAnswer,
@@ -363,6 +364,11 @@ class ClientOperations:
         """Have every `current.json` say what is published; ask with `after` until that is None."""
         path = f"/v1/datasets/{_name(dataset, 'dataset')}/refresh"
         return await self._connection.send(path, RefreshAnswer, RefreshAsk(after=after))
+
+    async def rebuild_table(self, dataset: str) -> RebuildTableAnswer:
+        """Have the table of a dataset in Postgres loaded anew from what is published."""
+        path = f"/v1/datasets/{_name(dataset, 'dataset')}/rebuild-table"
+        return await self._connection.send(path, RebuildTableAnswer)
 
     async def purge(
         self, dataset: str, *, partition_keys: Sequence[str] = (), is_current: bool = False

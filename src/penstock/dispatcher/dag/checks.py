@@ -34,6 +34,7 @@ from penstock.kernel.units import duration_text
 HEARTBEAT_MS_MAX: Final = 86_400_000
 """A worker that may be silent for longer than a day would leave its task alone for as long."""
 _SEVERAL: Final = 2
+_VIEW_CHARACTERS_MAX: Final = 63
 """How like another a name is that was meant to be that one."""
 
 
@@ -209,6 +210,12 @@ def _declared(job: Job) -> Iterator[RuleViolation]:
             message = (
                 f"The table of {each.name} in Postgres needs `columns`: write the names and types,"
                 " as in columns: {id: bigint}."
+            )
+            yield RuleViolation(job.name, "outputs", message, ("outputs",))
+        elif said == "storage" and len(each.dataset) > _VIEW_CHARACTERS_MAX:
+            message = (
+                f"Names in Postgres have {_VIEW_CHARACTERS_MAX} characters at most; give"
+                f" {each.name} a shorter `dataset`."
             )
             yield RuleViolation(job.name, "outputs", message, ("outputs",))
         elif missing := [key for key in _keys(job) if key not in {c.name for c in each.columns}]:

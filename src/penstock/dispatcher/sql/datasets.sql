@@ -189,7 +189,7 @@ WHERE (counted.place > %(partitions)s::bigint
       SELECT FROM event
       WHERE event.dataset_id = %(dataset)s::uuid AND event.generation = %(generation)s::uuid
         AND event.partition_key = counted.partition_key
-        AND event.routed IN ('pending', 'held'))
+        AND event.routed IN ('pending', 'held', 'applying'))
   AND NOT EXISTS (
       SELECT FROM backfill
       WHERE backfill.state IN ('running', 'paused')

@@ -8,6 +8,8 @@ SELECT EXISTS (
                revision IS NOT NULL OR dataset_id NOT IN (SELECT penstock_paused_datasets()))
        ) AS is_pending,
        EXISTS (SELECT FROM event WHERE routed = 'held') AS is_held,
+       EXISTS (SELECT FROM hot_partition WHERE applied < wanted)
+           OR EXISTS (SELECT FROM hot_table WHERE NOT is_served) AS is_applying,
        EXISTS (SELECT FROM backfill WHERE state = 'running') AS is_backfilling,
        EXISTS (
            SELECT

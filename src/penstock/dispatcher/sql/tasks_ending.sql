@@ -343,19 +343,21 @@ WITH asked AS MATERIALIZED (
 ), told AS (
     INSERT INTO event (
         dataset_id, generation, cursor, partition_key, range_start, range_end, dedupe, task_id,
-        revision)
+        revision, routed)
     SELECT dataset_id, generation,
            CASE WHEN partition_key IS NULL THEN coalesce(cursor, task_id) END,
            partition_key, range_start, range_end,
-           'publication:' || task_id || ':' || place, task_id, revision
+           'publication:' || task_id || ':' || place, task_id, revision,
+           -- Where a table follows, nobody is told before it has the rows.
+           CASE WHEN penstock_is_hot(dataset_id, generation) THEN 'applying' ELSE 'pending' END
     FROM judged
     WHERE outcome = 'published'
     ORDER BY task_id, place
-    RETURNING seq, task_id, dedupe
+    RETURNING seq, task_id, dedupe, routed
 )
 SELECT judged.task_id, judged.place, judged.dataset_id::text AS dataset, judged.partition_key,
        judged.outcome, CASE WHEN judged.outcome = 'published' THEN judged.revision END AS revision,
-       told.seq AS event_seq
+       told.seq AS event_seq, coalesce(told.routed = 'applying', false) AS is_applying
 FROM judged
 LEFT JOIN told ON told.dedupe = 'publication:' || judged.task_id || ':' || judged.place
 ORDER BY judged.task_id, judged.place

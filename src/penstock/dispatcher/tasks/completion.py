@@ -316,7 +316,7 @@ async def end(
     judged = await _judged(connection, reports)
     allowed = judged.allowed
     rows = await _end_tasks(connection, allowed)
-    published = await _publish(connection, allowed, rows)
+    published, applying = await _publish(connection, allowed, rows)
     ended = {
         task_id: AttemptEnd(
             task_id,
@@ -329,7 +329,13 @@ async def end(
     }
     await consume(connection, _completions(allowed, among=judged.consuming), ended)
     await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
-    events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
+    events = [
+        one.event_seq
+        for each in ended.values()
+        for one in each.published
+        # Who follows is told of a hot table when it has the rows: see `datasets.applier`.
+        if one.event_seq and one.event_seq not in applying
+    ]
     if 0 < len(events) <= ROUTED_MAX:
         await route(connection, events)
     await announce(connection, [row["task_id"] for row in rows.values() if row["due_at"]])
@@ -508,7 +514,8 @@ async def _end_tasks(
 
 async def _publish(
     connection: Connection, reports: Sequence[AttemptReport], rows: Mapping[int, Mapping[str, Any]]
-) -> Mapping[int, Sequence[PublishedOutput]]:
+) -> tuple[Mapping[int, Sequence[PublishedOutput]], Collection[int]]:
+    """What became of the outputs, by task, and which of the events are not to be routed yet."""
     outputs = [
         _output_row(output, place=place, row=row)
         for each in reports
@@ -520,8 +527,9 @@ async def _publish(
     rewritten = [each for each in outputs if rows[each["task_id"]]["is_maintaining"]]
     published = {task_id: [one] for task_id, one in (await rewrite(connection, rewritten)).items()}
     outputs = [each for each in outputs if not rows[each["task_id"]]["is_maintaining"]]
+    applying: set[int] = set()
     if not outputs:
-        return published
+        return published, applying
     found = await connection.execute(query("publish"), {"outputs": Jsonb(outputs)})
     await end_turns(
         connection, sorted({each["task_id"] for each in outputs if each["mode"] == "merge"})
@@ -535,7 +543,9 @@ async def _publish(
             row["event_seq"],
         )
         published.setdefault(row["task_id"], []).append(one)
-    return published
+        if row["is_applying"]:
+            applying.add(row["event_seq"])
+    return published, applying
 
 
 async def _close(

@@ -62,7 +62,7 @@ def written(rows: Sequence[Mapping[str, Any]]) -> WrittenColumns:
             for row in found
             for task_id in row["tasks"]
         },
-        {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in found},
+        {(row["dataset"], row["generation"]): stored_columns(row["columns"]) for row in found},
         {
             (row["task_id"], dataset): DeclaredOutput(
                 declared_columns(said["columns"]), said.get("storage") == OutputStorage.POSTGRES
@@ -180,7 +180,7 @@ async def _grow(
     }
     await connection.execute(query("make_schemas"), named)
     rows = await (await connection.execute(query("lock_schemas"), named)).fetchall()
-    before = {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in rows}
+    before = {(row["dataset"], row["generation"]): stored_columns(row["columns"]) for row in rows}
     after, refused = _grown(asking, places, before)
     changed = sorted(place for place in after if after[place] != before[place])
     if changed:
@@ -200,8 +200,8 @@ async def grow_schema(
     named = {"datasets": [dataset], "generations": [generation]}
     await connection.execute(query("make_schemas"), named)
     (row,) = await (await connection.execute(query("lock_schemas"), named)).fetchall()
-    before = _columns(row["columns"])
-    after = evolve(before, _columns(columns))
+    before = stored_columns(row["columns"])
+    after = evolve(before, stored_columns(columns))
     if after != before:
         grown = {**named, "columns": [Jsonb([_plain(each) for each in after])]}
         await connection.execute(query("grow_schemas"), grown)
@@ -243,7 +243,8 @@ def _said(output: TaskOutput) -> Columns:
     )
 
 
-def _columns(plain: Sequence[Mapping[str, Any]] | None) -> Columns:
+def stored_columns(plain: Sequence[Mapping[str, Any]] | None) -> Columns:
+    """Columns as `generation_schema` has them."""
     return tuple(
         Column(each["name"], each["type"], each.get("is_nullable", True)) for each in plain or ()
     )

@@ -22,6 +22,7 @@ from penstock.protocol.datasets import (
     ColumnAnswer,
     DatasetDetail,
     GenerationDetail,
+    HotTableAnswer,
     KeepAnswer,
     MaintainedAnswer,
     SnapshotAnswer,
@@ -45,11 +46,13 @@ class DatasetViews:
             row = found[0]
             generations = await fetch_rows(connection, "show_generations", dataset=row["uuid"])
             keep, maintain = row.pop("keep"), row.pop("maintain")
+            tables = await fetch_rows(connection, "hot_status", dataset=row["uuid"])
             return DatasetDetail(
                 **row,
                 keep=None if keep is None else msgspec.convert(keep, KeepAnswer),
                 generations=msgspec.convert(generations, list[GenerationDetail]),
                 maintain=None if maintain is None else msgspec.convert(maintain, MaintainedAnswer),
+                table=msgspec.convert(tables[0], HotTableAnswer) if tables else None,
             )
 
         return await self._database.transact(work)
