@@ -30,12 +30,13 @@ What a crash leaves, and who puts it right:
 | a restore of either database | neither of the two | what differs (`stamp`) is loaded anew |
 
 Two appliers: the lock. One that hangs and comes back: its connection is gone, and with it the lock
-and the transaction. Lower revisions, or the same, are left out by the transaction that loads. The
-rows of a zombie are not published, and so never here.
+and the transaction. Lower revisions, or the same, are left out by the transaction that loads
+(PUBLISH-31). The rows of a zombie are not published, and so never here. Events are released by
+PUBLISH-32; what a restore leaves is settled by PUBLISH-33.
 
 A partition that cannot be loaded is noted (`hot_table.problem`), holds back its own events and no
-other partition, and is tried again ever more seldom, with its dataset. If Postgres data is away, all events of hot
-datasets wait, and nothing else.
+other partition, and is tried again ever more seldom, with its dataset. If Postgres data is away,
+all events of hot datasets wait, and nothing else.
 
 Parquet is read by the closed process of `datasets.parquet`; nothing of a task is parsed here.
 """
