@@ -84,6 +84,7 @@ TABLE = {
     ("public", "POST /v1/datasets/{name}/maintain"): PEOPLE,
     ("public", "GET /v1/datasets/{name}/partitions"): LOOK,
     ("public", "POST /v1/datasets/{name}/refresh"): PEOPLE,
+    ("public", "POST /v1/datasets/{name}/rebuild-table"): PEOPLE,
     ("public", "POST /v1/datasets/{name}/purge"): PEOPLE,
     ("public", "GET /v1/datasets/{name}/changes"): LOOK,
     ("public", "GET /v1/datasets/{name}/snapshot"): LOOK,
