@@ -903,3 +903,24 @@ def test_a_key_that_no_index_holds_holds_back_its_own_partition(tell: Tell) -> N
         assert await hot.routed() == ["applying", "pending"]
 
     tell(story)
+
+
+def test_while_postgres_data_is_away_only_its_events_wait(tell: Tell) -> None:
+    async def story(hot: Hot) -> None:
+        job, cold = await hot.job(), await hot.world.job("cold")
+        await hot.publish(job, (1, "a"), key="a")
+        await hot.publish(cold, (1, "a"), key="b")
+        away = hot.applier(dsn="host=/nowhere dbname=penstock_data")
+        for _ in range(2):
+            with pytest.raises(DatabaseUnavailable, match="Postgres data does not answer"):
+                await away.turn()
+        assert await hot.routed() == ["applying", "pending"]
+        (status,) = await hot.world.database.fetch("hot_status", {"dataset": job.dataset})
+        assert (status["behind"], status["events"]) == (1, 1)
+        assert "Postgres data does not answer" in status["problem"]
+        await hot.turn()
+        assert await hot.rows() == [(1, "a")]
+        assert await hot.routed() == ["pending", "pending"]
+        assert await hot.problem() is None
+
+    tell(story)
