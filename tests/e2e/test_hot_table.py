@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.e2e.test_up import Up, _until, _up
+from tests.e2e.test_up import Up, _asked, _kill, _until, _up
 
 DAG = """\
 jobs:
@@ -51,6 +51,7 @@ def judge(task):
 """
 
 
+@pytest.mark.timeout(600)
 def test_rows_of_a_function_are_in_a_table_that_others_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,25 @@ def test_rows_of_a_function_are_in_a_table_that_others_read(
                 psycopg.connect(state)
         assert "4 " not in up.ask("dataset", "rebuild-table", "alerts")
         _until(lambda: "all that is published" in up.ask("dataset", "show", "alerts"), up)
+        # Whatever is killed while rows are on their way: each is there once.
+        for number in range(3, 9):
+            told = {"job": "bell", "cursor": number, "event_id": str(number)}
+            ask = {**told, "payload": {"id": number}}
+            _until(lambda ask=ask: _asked(up, "POST", "/v1/trigger", ask) is not None, up)  # type: ignore[misc]
+            words = "penstock dispatcher" if number % 2 else "/postgres -D"
+            _kill(up, words, is_leash=False)
+        _until(lambda: _rows(up) == sorted([*range(-8, 0), *range(1, 9)]), up)
+
+
+def _rows(up: Up) -> list[int]:
+    """The ids that a reader finds; none while nobody answers."""
+    try:
+        shown = _asked(up, "GET", "/v1/datasets/alerts", None)
+        with psycopg.connect(shown["table"]["url"] if shown else "") as connection:
+            found = connection.execute("SELECT id FROM alerts ORDER BY id").fetchall()
+    except psycopg.OperationalError:
+        return []
+    return [row[0] for row in found]
 
 
 def _completed(up: Up, job: str) -> int:
