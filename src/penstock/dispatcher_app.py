@@ -74,6 +74,7 @@ from penstock.dispatcher.retention import PartitionExpirer, RowPruner
 from penstock.dispatcher.router import Router, route_events
 from penstock.dispatcher.runtime_registry import RegisteredRuntimes
 from penstock.dispatcher.sources.monitor import SourceMonitor
+from penstock.dispatcher.tasks.batches import PASS_SECONDS as BATCHES_SECONDS
 from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.views.status import StatusViews
 from penstock.dispatcher.wakeups.base import WakeUpSender
@@ -297,6 +298,11 @@ def _watched(parts: ApiContext) -> list[WatchedLoop]:
             loop("pressure", parts.pressures.turn),
             lambda found: found["is_waiting"],
             every_seconds=2.0,
+        ),
+        WatchedLoop(
+            loop("batches", parts.batches.turn),
+            lambda found: found["is_buffered"],
+            every_seconds=BATCHES_SECONDS,
         ),
         WatchedLoop(
             loop("builder", CutOverController(database, parts.deployment).turn),

@@ -123,7 +123,7 @@ def decide(
 ) -> PressureDecision:
     """What is so now. Jobs without a measure have empty queues; those without a state are calm."""
     # What is only read fills no queue: pausing it would help nobody.
-    graph = Graph(dag, by_triggers=True)
+    graph = Graph(dag, by_triggers=True, by_buffers=True)
     bulk = {
         job.name
         for job in dag.jobs

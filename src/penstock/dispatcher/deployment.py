@@ -167,7 +167,7 @@ def _definition(job: Job, *, lineage: str, sql: str | None) -> dict[str, Any]:
         "job": job.name,
         "hash": hashlib.sha256(encoded(body)).hexdigest(),
         "body": body,
-        "datasets": sorted(read | written),
+        "datasets": sorted({*read, *written, *job.buffers}),
         "runtime": job.runtime,
         "operator": in_queue(job.operator, str(job.resources.get("queue", DEFAULT_QUEUE))),
         "priority": job.priority.value,

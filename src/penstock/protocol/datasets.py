@@ -339,3 +339,74 @@ class TasksAsk(_CatalogAsk, kw_only=True):
 
 class ReportAsk(_CatalogAsk, kw_only=True):
     """Metrics of a client, which are ignored."""
+
+
+class BufferAnswer(Answer):
+    """A buffered dataset, and the batches that wait for its sink; 10,000 stands for many."""
+
+    dataset: str
+    job: str
+    rejected: str
+    """The dataset of rows that did not fit."""
+    held: int
+    """Of attempts that have not completed."""
+    waiting: int
+    taken: int
+    """That tasks of the sink write now, or will try again."""
+    waited_seconds: float = 0.0
+    pressed: str | None = None
+    """Why nothing more is taken for now."""
+
+
+class BuffersAnswer(Answer):
+    buffers: list[BufferAnswer]
+
+
+class RejectedParams(Ask):
+    name: Name
+    """The buffered dataset."""
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+class RejectedRow(Answer):
+    """A row that a sink did not write."""
+
+    sequence: int
+    """The batch that it came in."""
+    place: int
+    """Its place in that batch; -1 for the batch as a whole."""
+    reason: str
+    batch: str
+    task: int
+    row: str | None = None
+    """Its text; none of a batch that could not be read, or of a row that is too long."""
+    partition_key: str | None = None
+
+
+class RejectedAnswer(Answer):
+    """The rows of the batches that were rejected last, without those that were dealt with."""
+
+    rows: list[RejectedRow]
+    is_cut: bool = False
+    """Whether there may be more."""
+
+
+class RejectedPlace(Ask):
+    sequence: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    place: Annotated[int, Meta(ge=-1, le=2**53)]
+    row: Annotated[str, Meta(min_length=2, max_length=256 * 1024, pattern=HELD)] | None = None
+    """What is published in its place, a JSON object; none is the row as it was."""
+
+
+class RejectedAsk(Ask):
+    """Give rows back to the buffer, as they were or mended, or drop them."""
+
+    rows: Annotated[list[RejectedPlace], Meta(min_length=1, max_length=1000)]
+    is_dropped: bool = False
+
+
+class RejectedDoneAnswer(Answer):
+    rows: int
+    """How many were dealt with; the others were before."""
+    batches: list[int] = []
+    """The sequences of the batches that they were given back in."""

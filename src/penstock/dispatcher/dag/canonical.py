@@ -105,6 +105,7 @@ def plain_job(job: Job) -> Plain:
         "coalesce": job.coalesce,
         "untrusted": job.untrusted,
         "secrets": job.secrets,
+        "buffers": list(job.buffers),
         "resources": job.resources,
     }
     attributes = {name: f"{name}_ms" for name in _DURATIONS}
@@ -142,7 +143,8 @@ def _bare(job: Job) -> Job:
         replace(each, keep=None, maintain=None, columns=(), storage=OutputStorage.FILES)
         for each in job.outputs
     )
-    config = job.config
+    # What a sink has accepted cannot be accepted anew: how it judges rows counts from now on.
+    config = {} if job.is_sink else job.config
     if job.operator == SQL_OPERATOR and "sql" in config:
         config = {name: value for name, value in config.items() if name != "sql_file"}
     return replace(job, outputs=outputs, config=config)
@@ -226,6 +228,8 @@ def _output(output: OutputSpec) -> Plain:
         said["columns"] = [{each.name: each.type} for each in output.columns]
     if output.storage is not OutputStorage.FILES:
         said["storage"] = output.storage.value
+    if output.buffered:
+        said["buffered"] = True
     return said
 
 
@@ -404,6 +408,8 @@ def _described(job: Job, graph: Graph) -> str:
         parts.append(f"writes {', '.join(output.dataset for output in job.outputs)}")
     if job.priority is Priority.BULK:
         parts.append("bulk")
+    if job.buffers:
+        parts.append(f"buffers {', '.join(job.buffers)}")
     if job.secrets:
         parts.append(f"secrets {', '.join(sorted(job.secrets))}")
     if job.untrusted:

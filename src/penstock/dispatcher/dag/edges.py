@@ -37,7 +37,16 @@ from penstock.kernel.units import (
 EDGES_MAX = 100
 """How many inputs, and how many outputs, a job may have."""
 
-_OUTPUT_FIELDS = ("name", "dataset", "keep", "partition_by", "maintain", "columns", "storage")
+_OUTPUT_FIELDS = (
+    "name",
+    "dataset",
+    "keep",
+    "partition_by",
+    "maintain",
+    "columns",
+    "storage",
+    "buffered",
+)
 _INPUT_FIELDS = ("from", "as", "where", "trigger", "read", "lookback")
 _KEEP_FIELDS = ("partitions", "age", "generations", "history")
 _MAINTAIN_FIELDS = ("compact", "cluster", "after")
@@ -183,6 +192,7 @@ def _read_output(item: Field) -> OutputSpec | None:
         maintain,
         _read_declared(declared) if declared is not None else (),
         section.choice("storage", OutputStorage.FILES),
+        (said := section.get("buffered")) is not None and said.flag() is True,
     )
 
 
@@ -260,6 +270,18 @@ def _read_columns(field: Field) -> tuple[str, ...]:
     if len(set(found)) < len(found):
         field.wrong("A column is listed twice; remove one.")
     return found
+
+
+def read_buffers(field: Field | None, catalog: DatasetIndex) -> tuple[str, ...]:
+    """The datasets into which a job may publish batches, sorted."""
+    found: set[str] = set()
+    for item in field.items(most=EDGES_MAX) if field is not None else ():
+        dataset = catalog.dataset(item)
+        if dataset in found:
+            item.wrong(f"The dataset {dataset} is named twice; take one out.")
+        if dataset is not None:
+            found.add(dataset)
+    return tuple(sorted(found))
 
 
 def read_inputs(inputs: Field | None, catalog: DatasetIndex) -> tuple[InputSpec, ...]:

@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.dispatcher.dag.canonical import canonical, plain
 from penstock.dispatcher.dag.checks import complaints
-from penstock.dispatcher.dag.edges import DatasetIndex, name, read_inputs
+from penstock.dispatcher.dag.edges import DatasetIndex, name, read_buffers, read_inputs
 from penstock.dispatcher.dag.files import Files, inlined
 from penstock.dispatcher.dag.model import (
     DISPATCHER_RUNTIME,
@@ -191,6 +191,8 @@ PREDICATE_CHARACTERS_MAX: Final = 2_000
 ATTEMPTS_MAX: Final = 100
 COALESCE_MAX: Final = 1000
 BACKOFF_MAX: Final = 100.0
+BATCHES_WAITING_MAX: Final = 10_000
+"""How many batches wait for a sink before its writers are held back, unless the DAG says more."""
 
 _EVERY_JOB: Final = ("activation", "source", "inputs", "outputs", "priority")
 _WHAT_RUNS: Final = (
@@ -204,7 +206,7 @@ _WHAT_RUNS: Final = (
         "version_by",
         "delete_when",
     ),
-    *("heartbeat_timeout", "retry", "untrusted", "secrets"),
+    *("heartbeat_timeout", "retry", "untrusted", "secrets", "buffers"),
 )
 _WHAT_IS_QUEUED: Final = (
     *("execution", "when", "merge_updates", "coalesce", "mode"),
@@ -252,7 +254,7 @@ def read_job(
         source=read_source(source, job=job) if source is not None else None,
         priority=section.choice("priority", default.priority),
         mode=section.choice("mode", default.mode),
-        max_queue_depth=section.read("max_queue_depth", _COUNT_FROM_1, None),
+        max_queue_depth=section.read("max_queue_depth", _COUNT_FROM_1, _depth_max(outputs)),
         resume_queue_depth=section.read("resume_queue_depth", count, None),
         max_queue_age_ms=section.read("max_queue_age", _DURATION_FROM_1S, None),
         resume_queue_age_ms=section.read("resume_queue_age", duration_ms, None),
@@ -268,6 +270,7 @@ def read_job(
         coalesce=coalesce,
         untrusted=_untrusted(section),
         secrets=_secrets(section),
+        buffers=read_buffers(section.get("buffers"), catalog),
         resources=_resources(section),
     )
 
@@ -313,6 +316,11 @@ _BACKOFF = bounded(_decimal, least=1.0, most=BACKOFF_MAX, show="{:g}".format)
 def _at_once(inputs: Sequence[InputSpec]) -> int | None:
     """How many tasks may run: of those that read changes one, or two would consume the same."""
     return 1 if any(each.reads is ReadMode.CHANGES for each in inputs) else None
+
+
+def _depth_max(outputs: Sequence[OutputSpec]) -> int | None:
+    """A sink is never without a bound: whoever publishes is held back by it."""
+    return BATCHES_WAITING_MAX if any(each.buffered for each in outputs) else None
 
 
 def _merging(section: Section) -> tuple[bool, int]:

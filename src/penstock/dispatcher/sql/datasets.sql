@@ -111,6 +111,9 @@ WHERE CASE
       END
   AND NOT EXISTS (SELECT FROM publication WHERE publication.place = asked.place)
   AND NOT EXISTS (SELECT FROM part WHERE part.place = asked.place)
+  AND NOT EXISTS (
+      SELECT FROM buffer_batch
+      WHERE buffer_batch.place = asked.place AND buffer_batch.state <> 'done')
   AND NOT penstock_is_read(asked.place, %(grace_seconds)s)
   AND NOT penstock_is_shown(asked.place)
 

@@ -22,6 +22,7 @@ SELECT EXISTS (
        EXISTS (SELECT FROM generation WHERE state = 'building') AS is_building,
        EXISTS (SELECT FROM task WHERE status IN ('queued', 'retrying'))
            OR EXISTS (SELECT FROM pressure WHERE depth > 0 OR reason IS NOT NULL) AS is_waiting,
+       EXISTS (SELECT FROM buffer_batch WHERE state = 'released') AS is_buffered,
        EXISTS (SELECT FROM outbox WHERE parked_at IS NOT NULL) AS is_parked,
        (SELECT extract(epoch FROM due_at - penstock_now())::double precision
         FROM outbox

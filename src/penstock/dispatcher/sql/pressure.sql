@@ -29,6 +29,12 @@ CROSS JOIN LATERAL (
         WHERE task.operator = ANY (served.operators) AND task.job_id = job.id
           AND task.status IN ('queued', 'retrying') AND task.backfill_id IS NULL
           AND NOT task.payload ? 'maintain'
+        UNION ALL
+        -- Of a sink what nobody has taken, too: one task stands for many batches.
+        SELECT
+        FROM dataset
+        JOIN buffer_batch AS batch ON batch.dataset_id = dataset.id
+        WHERE dataset.job_id = job.id AND batch.state = 'released' AND batch.sink_task IS NULL
         LIMIT coalesce(asked.depth_max, 0)
     ) AS waiting
 ) AS counted

@@ -16,6 +16,7 @@ WITH guarded AS MATERIALIZED (
             JOIN generation
                 ON generation.dataset_id = dataset.id AND generation.version = task.generation
             WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written,
+           CASE WHEN task.payload ? 'buffer' THEN penstock_aside(definition.body) END AS aside,
            -- By dataset what its output says.
            (SELECT jsonb_object_agg(
                 definition.body -> 'datasets' ->> coalesce(said ->> 'dataset', said ->> 'name'), said)
@@ -200,6 +201,9 @@ RETURNING task.id AS task_id, task.attempt, task.status,
           CASE WHEN task.status IN ('queued', 'retrying') THEN task.due_at END AS due_at,
           task.generation::text, task.dedupe_key, definition.update_mode, held.reason AS told,
           task.payload ? 'maintain' AS is_maintaining,
+          definition.body ? 'buffers' AS is_buffering, task.payload ? 'buffer' AS is_sinking,
+          -- Of a sink that merges, the dataset of rejected rows, which are appended.
+          CASE WHEN task.payload ? 'buffer' THEN penstock_aside(definition.body) END AS aside,
           task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
           task.payload -> 'end' AS own_end,
           (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
@@ -412,5 +416,6 @@ SET status = over.status,
 FROM over, job_definition AS definition
 WHERE task.id = over.id AND task.status = 'running' AND definition.id = task.definition_id
 RETURNING task.id AS task_id, task.attempt, task.status, task.due_at, task.reason, over.worker,
+          definition.body ? 'buffers' AS is_buffering, task.payload ? 'buffer' AS is_sinking,
           (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
           extract(epoch FROM penstock_now() - over.claimed_at)::double precision AS ran_seconds

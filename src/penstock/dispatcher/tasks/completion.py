@@ -4,7 +4,8 @@ One transaction ends the attempts, publishes their outputs, writes the events, h
 and writes the wake-ups (FENCE-7). Each attempt of a call has its own answer: one that is refused
 changes nothing and costs the others nothing (FENCE-9). A call that has published very many
 partitions leaves the events pending, and routers make their tasks in windows. The order of locks
-is consumers of changes, tasks by id, then schemas, then partitions by name (FENCE-10).
+is consumers of changes, tasks by id, then schemas, then partitions by name (FENCE-10); what these
+ends mean for batches of buffered datasets comes after that (`batches`).
 
 A release does not count against `max_attempts`, up to `RELEASES_MAX` times (FENCE-11); further ones
 are failures. Of these, `LOSSES_MAX` may be of work that was killed before it began. A worker killed
@@ -59,6 +60,7 @@ import msgspec
 from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.tasks.batches import settle_batches
 from penstock.dispatcher.tasks.consumption import consume, refuse_overtaken
 from penstock.dispatcher.tasks.model import (
     AttemptEnd,
@@ -327,6 +329,9 @@ async def end(
         )
         for task_id, row in rows.items()
     }
+    await settle_batches(
+        connection, rows.values(), statuses={each: end.status for each, end in ended.items()}
+    )
     await consume(connection, _completions(allowed, among=judged.consuming), ended)
     await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
     events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
@@ -386,7 +391,8 @@ async def _judged(connection: Connection, reports: Sequence[AttemptReport]) -> _
     refused |= {task_id: (TaskRefusalReason.OUTPUTS, told) for task_id, told in unlike.items()}
     sound = [each for each in sound if each.fence.task_id not in unlike]
     merged = {task_id: row["written"] for task_id, row in guarded.items() if row["is_merging"]}
-    moved = await refuse_moved(connection, _completions(sound, among=merged), merged, held=fences)
+    merging = [_merged_alone(each, guarded) for each in _completions(sound, among=merged)]
+    moved = await refuse_moved(connection, merging, merged, held=fences)
     refused |= {
         task_id: (TaskRefusalReason.OUTPUTS, told)
         for task_id, told in moved.items()
@@ -394,6 +400,13 @@ async def _judged(connection: Connection, reports: Sequence[AttemptReport]) -> _
     }
     allowed = [each for each in sound if each.fence.task_id not in moved]
     return _Judged(allowed, refused, moved, consuming)
+
+
+def _merged_alone(completion: Completion, guarded: Mapping[int, Mapping[str, Any]]) -> Completion:
+    """A completion with those of its outputs that are merged: what a sink rejects is appended."""
+    aside = guarded[completion.fence.task_id]["aside"]
+    outputs = tuple(each for each in completion.outputs if each.dataset != aside)
+    return completion if aside is None else replace(completion, outputs=outputs)
 
 
 def _merge_refusal(
@@ -429,6 +442,8 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
             "bytes_max": SAYING_BYTES_MAX,
         }
         await connection.execute(query("close_attempts"), closing)
+        statuses = {row["task_id"]: TaskStatus(row["status"]) for row in rows}
+        await settle_batches(connection, rows, statuses=statuses)
         await announce(connection, closing["tasks"])
         await _wake_freed(connection, closing["tasks"])
     return ReaperPass(
@@ -669,7 +684,7 @@ def _output_row(output: TaskOutput, *, place: int, row: Mapping[str, Any]) -> Ma
         "attempt": row["attempt"],
         "dataset_id": output.dataset,
         "generation": row["generation"],
-        "mode": row["update_mode"],
+        "mode": "append" if output.dataset == row["aside"] else row["update_mode"],
         "partition_key": output.partition_key,
         "range_start": start,
         "range_end": end,

@@ -39,14 +39,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
-
-from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.metrics import Counters
+from penstock.dispatcher.tasks.batches import with_batches
 from penstock.dispatcher.tasks.completion import AttemptReport, Route, end, no_route, reap
 from penstock.dispatcher.tasks.consumption import with_changes
 from penstock.dispatcher.tasks.model import (
@@ -68,6 +67,7 @@ from penstock.dispatcher.tasks.rows import (
     SAYING_BYTES_MAX,
     TaskRow,
     announce,
+    create_tasks,
     fence_arrays,
     note_woken,
     refusal,
@@ -211,8 +211,6 @@ BATCH_MAX: Final = 1000
 WORKER_CHARACTERS_MAX: Final = 200
 LATE_SECONDS_MAX: Final = 60.0
 """How long after the end of its attempt a heartbeat may come that was only under way."""
-KEY_BYTES_MAX: Final = 1000
-_ROWS_MAX: Final = 5_000
 _TIERS: Final = (Priority.NORMAL, Priority.BULK)
 
 
@@ -430,27 +428,6 @@ class Tasks:
         return reaping
 
 
-async def create_tasks(connection: Connection, new: Sequence[NewTask]) -> tuple[int | None, ...]:
-    """Make tasks and their wake-ups inside the caller's transaction, as routing does.
-
-    None stands where an equal task was there already. Equal tasks of one call are one task.
-    """
-    ids: list[int | None] = []
-    for first in range(0, len(new), _ROWS_MAX):
-        some = new[first : first + _ROWS_MAX]
-        if any(len(each.dedupe_key.encode()) > KEY_BYTES_MAX for each in some):
-            raise InvalidInput(f"The key of a task has {KEY_BYTES_MAX} bytes at most.")
-        asked = [{**asdict(each), "place": place} for place, each in enumerate(some)]
-        found = await connection.execute(query("create_tasks"), {"tasks": Jsonb(asked)})
-        for row in await found.fetchall():
-            if not row["is_known"]:
-                number = some[row["place"]].definition_id
-                raise InvalidInput(f"There is no definition {number} of a job.")
-            ids.append(row["id"])
-    await announce(connection, [each for each in ids if each is not None])
-    return tuple(ids)
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A claim of the next tasks of an operator; `workers` has a name for each place."""
@@ -543,6 +520,7 @@ async def _begin(
         ClaimedTask(**row, batch=names.get(row["task_id"], "")) for row in rows
     ]
     begun = await with_changes(connection, await with_rewrites(connection, begun))
+    begun = await with_batches(connection, begun)
     issued = await issue(begun, connection=connection) if issue is not None else ()
     holders = {
         each: worker for batch, worker in zip(batches, workers, strict=False) for each in batch
