@@ -391,6 +391,8 @@ async def _conversation(
     try:
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         await process.stdin.drain()
+        if await process.stdout.readline() != child.READY:
+            raise WorkFailed("The process that reads batches could not be started.")
         for place, (batch, body) in enumerate(zip(order.batches, bodies, strict=True)):
             if not batch.unreadable:
                 process.stdin.write(body)

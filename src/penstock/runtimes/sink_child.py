@@ -8,7 +8,7 @@ parent, or when its input does.
 
 | it reads | it writes |
 |---|---|
-| a line of JSON: `SinkOrder`, in builtins | |
+| a line of JSON: `SinkOrder`, in builtins | `READY`, when it has given up all |
 | the body of each batch, in order | a line after each, `{"read": place}` |
 | the files that are merged with, in order | |
 | | a line, `SinkYield` in builtins, and the files that it names |
@@ -43,6 +43,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
+from penstock.datasets.parquet_child import ODD
 from penstock.datasets.schema import TASK_COLUMN, field_of, parts_of
 
 _SEQUENCE: Final = TASK_COLUMN.name
@@ -63,6 +64,7 @@ _PLAIN: Final[Mapping[str, tuple[Any, pa.DataType]]] = {
     "timestamp": (Annotated[datetime, Meta(tz=True)], pa.timestamp("us", tz="UTC")),
     "timestamp_ntz": (Annotated[datetime, Meta(tz=False)], pa.timestamp("us")),
 }
+READY: Final = b"ready\n"
 REJECTED: Final = (
     ("row", "string"),
     ("reason", "string"),
@@ -236,7 +238,7 @@ class BatchReader:
             return self._schema.empty_table()
         try:
             read = self._lines(batch, body) if batch.format == "jsonl" else self._table(batch, body)
-        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        except (pa.ArrowException, *ODD) as error:
             why = f"The batch cannot be read as {batch.format}: {_short(error)}"
             self._rejected.add(batch, -1, None, why)
             return self._schema.empty_table()
@@ -574,17 +576,18 @@ def main() -> None:
     limits = import_module("resource")
     watch = import_module("penstock.kernel.parent_watch")
     import_module("pyarrow.parquet")
-    if os.geteuid() == 0:
-        lockdown.become_nobody()
-    # The kernel forgets the wish with the user.
-    watch.die_with(int(sys.argv[2]))
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=SinkOrder)
-    limits.setrlimit(limits.RLIMIT_AS, (order.memory_bytes, order.memory_bytes))
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     # Arrow looks for time zones when it meets one.
     utc = pa.scalar(0, pa.timestamp("us", tz="UTC")).as_py()
+    if os.geteuid() == 0:
+        lockdown.become_nobody()
+    # The kernel forgets the wish with the user.
+    watch.die_with(int(sys.argv[2]))
+    limits.setrlimit(limits.RLIMIT_AS, (order.memory_bytes, order.memory_bytes))
     lockdown.give_up(order.cpu_seconds)
+    _say(READY)
 
     def bodies() -> Iterator[bytes]:
         for place, batch in enumerate(order.batches):

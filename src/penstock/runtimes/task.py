@@ -25,7 +25,7 @@ to end by itself within the grace period. Any other is interrupted by an excepti
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -258,6 +258,36 @@ class FunctionTask:
         # Only now: most functions run no queries.
         body = import_module("penstock.runtimes.task_query").result_of(self._handed, sql)
         return import_module("pyarrow").ipc.open_stream(body).read_all()
+
+    def buffer(
+        self,
+        dataset: str,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        id: str,
+        partition_key: str | None = None,
+        made_at: int | None = None,
+    ) -> int:
+        """Publish rows into a buffered dataset that the job names in its `buffers`.
+
+            task.buffer("alerts", [{"id": "a-1", "level": "warning"}], id="hour-7")
+
+        Rows are JSON objects by the columns of the dataset. They count when this attempt has
+        completed, all of them or none; of a source that is always on, at once, and then `made_at`
+        says when they were made, in milliseconds since 1970. The same `id` with the same rows is
+        the same batch; with other rows it is refused. Rows that are large together become several
+        batches, whose number is returned. Blocks while the sink has fallen behind, for ten minutes
+        at the most (docs/buffers.md).
+
+        `InvalidInput` says what is wrong with the rows, `WorkFailed` why they are not taken,
+        `DispatcherUnavailable` that nobody could take them now.
+        """
+        if self._handed is None or not self._handed.dispatchers:
+            raise InvalidInput("This task was handed no token, so it cannot publish batches.")
+        published: int = import_module("penstock.runtimes.task_query").publish(
+            self._handed, dataset, rows, batch=id, partition_key=partition_key, made_at=made_at
+        )
+        return published
 
     @property
     def output(self) -> FunctionOutput:

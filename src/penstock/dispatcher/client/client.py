@@ -56,6 +56,7 @@ from penstock.protocol.dags import (
     VersionsAnswer,
 )
 from penstock.protocol.datasets import (
+    BuffersAnswer,
     DatasetChangesAnswer,
     DatasetDetail,
     MaintainAnswer,
@@ -67,6 +68,10 @@ from penstock.protocol.datasets import (
     ReadTokensAnswer,
     RefreshAnswer,
     RefreshAsk,
+    RejectedAnswer,
+    RejectedAsk,
+    RejectedDoneAnswer,
+    RejectedPlace,
     RemoveTokenAnswer,
     RemoveTokenAsk,
     SnapshotAnswer,
@@ -257,6 +262,23 @@ class ClientOperations:
         """Try messages again that are not tried any more."""
         ask = OutboxRetryAsk(ids=list(ids))
         return await self._connection.send("/v1/outbox/retry", OutboxRetryAnswer, ask)
+
+    async def buffers(self) -> BuffersAnswer:
+        """The buffered datasets, and what waits for their sinks."""
+        return await self._connection.get("/v1/buffers", BuffersAnswer)
+
+    async def rejected(self, dataset: str, *, limit: int = 100) -> RejectedAnswer:
+        """Rows that the sink of a buffered dataset has rejected, the last ones first."""
+        path = f"/v1/buffers/{_name(dataset, 'dataset')}/rejected"
+        return await self._connection.get(path, RejectedAnswer, asked={"limit": limit})
+
+    async def give_back(
+        self, dataset: str, rows: Sequence[RejectedPlace], *, is_dropped: bool = False
+    ) -> RejectedDoneAnswer:
+        """Give rejected rows back to the buffer, mended or as they were, or drop them."""
+        path = f"/v1/buffers/{_name(dataset, 'dataset')}/rejected"
+        ask = RejectedAsk(rows=list(rows), is_dropped=is_dropped)
+        return await self._connection.send(path, RejectedDoneAnswer, ask)
 
     async def datasets(self) -> DatasetsAnswer:
         """Datasets and their generations."""
