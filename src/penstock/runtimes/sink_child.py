@@ -102,8 +102,8 @@ class SinkOrder(msgspec.Struct, frozen=True, kw_only=True):
     version_by: str = ""
     current: list[int] = []
     """How long the files are that are merged with, which follow."""
-    cpu_seconds: int = 3600
-    memory_bytes: int = 2 * 2**30
+    cpu_seconds: int
+    memory_bytes: int
 
 
 class SinkYield(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from penstock.dispatcher.tasks.batches import (
     HELD_MAX,
     ID_DAYS,
     AcceptedBatch,
-    Batches,
+    BufferedBatches,
     NewBatch,
     RefusedBatch,
 )
@@ -30,7 +30,7 @@ class Buffer:
     sink: Job
     writer: Job
     aside: str
-    batches: Batches
+    batches: BufferedBatches
     names: int = field(default=0)
 
     async def published(
@@ -127,7 +127,7 @@ async def buffer(
             job.definition_id,
             job.generation,
         )
-    return Buffer(world, sink, writer, aside, Batches(world.database))
+    return Buffer(world, sink, writer, aside, BufferedBatches(world.database))
 
 
 def test_the_same_batch_is_kept_once_and_another_body_is_refused(play: Play) -> None:
@@ -500,6 +500,29 @@ def test_a_merging_sink_appends_what_it_rejects(play: Play) -> None:
             "SELECT location FROM part WHERE dataset_id = %s::uuid ORDER BY location", made.aside
         )
         assert [row["location"] for row in rows] == ["s3://b/aside-a", "s3://b/aside-b"]
+
+    play(story)
+
+
+def test_where_rows_are_merged_one_task_runs_at_a_time(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, update="merge", max_age="0s")
+        found = []
+        for name in "ab":
+            task = await made.writing()
+            await made.published(task, name)
+            await world.tasks.complete(done(task.fence))
+            found.append(await made.claimed())
+        first, second = found
+        assert given(first) == ["a"]
+        assert second is None
+        await made.batches.turn()
+        assert await made.tasks() == ["running"]
+        # One that is dead keeps nobody waiting.
+        assert first is not None
+        await world.tasks.fail(failed(first.fence, is_retried=False))
+        await made.batches.turn()
+        assert given(await made.claimed()) == ["b"]
 
     play(story)
 

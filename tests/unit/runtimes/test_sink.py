@@ -45,7 +45,8 @@ def order(*bodies: bytes, **more: Any) -> SinkOrder:
         SinkBatch(sequence=number, batch=f"b{number}", task=9, format="jsonl", bytes=len(body))
         for number, body in enumerate(bodies, start=1)
     ]
-    return SinkOrder(**{"columns": COLUMNS, "batches": batches, **more})
+    bounds = {"cpu_seconds": 60, "memory_bytes": 2**30}
+    return SinkOrder(**{"columns": COLUMNS, "batches": batches, **bounds, **more})
 
 
 def rows_of(body: bytes) -> list[dict[str, Any]]:
@@ -132,13 +133,13 @@ def test_expectations(expect: dict[str, Any], fits: dict[str, Any], fails: dict[
 def test_of_rows_with_one_key_the_highest_counts_in_every_order() -> None:
     """Versions, then sequences, then places: whatever is merged first."""
     entropy = seeded_entropy(7)
-    said = [
+    said: list[list[dict[str, Any]]] = [
         [{"id": f"k{entropy.randrange(4)}", "n": entropy.randrange(3)} for _ in range(6)]
         for _ in range(4)
     ]
     best: dict[str, tuple[int, int, int]] = {}
-    for sequence, batch in enumerate(said, start=1):
-        for place, row in enumerate(batch):
+    for sequence, some in enumerate(said, start=1):
+        for place, row in enumerate(some):
             key = (row["n"], sequence, place)
             best[row["id"]] = max(best.get(row["id"], (-1, 0, 0)), key)
     wanted = {name: version for name, (version, _, _) in best.items()}
@@ -149,7 +150,7 @@ def test_of_rows_with_one_key_the_highest_counts_in_every_order() -> None:
             batch = SinkBatch(
                 sequence=number + 1, batch="b", task=1, format="jsonl", bytes=len(body)
             )
-            asked = SinkOrder(
+            asked = order(
                 columns=COLUMNS[:2],
                 batches=[batch],
                 key=["id"],
@@ -172,13 +173,11 @@ def test_rows_without_key_or_version_are_rejected() -> None:
 
 
 def test_what_is_published_takes_the_columns_that_are_declared_now() -> None:
-    first = SinkOrder(
-        columns=[("id", "string"), ("n", "int")], batches=order(b"x").batches, key=["id"]
-    )
+    first = order(b"x", columns=[("id", "string"), ("n", "int")], key=["id"])
     _, held, _ = made(first, iter([lines({"id": "a", "n": 1})]), iter([]))
     wider = [("id", "string"), ("n", "bigint"), ("more", "string")]
     batch = SinkBatch(sequence=2, batch="b", task=1, format="jsonl", bytes=1)
-    second = SinkOrder(columns=wider, batches=[batch], key=["id"], current=[len(held)])
+    second = order(columns=wider, batches=[batch], key=["id"], current=[len(held)])
     _, body, _ = made(second, iter([lines({"id": "b", "more": "x"})]), iter([held]))
     assert [(row["id"], row["n"], row["more"]) for row in rows_of(body)] == [
         ("a", 1, None),

@@ -35,7 +35,7 @@ from penstock.dispatcher.deployment import Deployer
 from penstock.dispatcher.metrics import MetricsReader
 from penstock.dispatcher.outbox import Outbox
 from penstock.dispatcher.router import Router
-from penstock.dispatcher.tasks.batches import Batches
+from penstock.dispatcher.tasks.batches import BufferedBatches
 from penstock.dispatcher.tasks.completion import AttemptReport
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
 from penstock.dispatcher.tasks.model import AttemptEnd, Refusal
@@ -142,7 +142,7 @@ class ApiContext:
     """Who may read tables, and nothing else."""
     queries: Queries = field(init=False)
     """What queries may read, and the log of them."""
-    batches: Batches = field(init=False)
+    batches: BufferedBatches = field(init=False)
     """What tasks publish into buffered datasets."""
     queues: QueueInspector | None = field(init=False)
     """The queues in the store."""
@@ -175,7 +175,7 @@ class ApiContext:
         object.__setattr__(self, "tables", tables)
         queries = Queries(self.database, snapshots, entropy=self.entropy)
         object.__setattr__(self, "queries", queries)
-        object.__setattr__(self, "batches", Batches(self.database, entropy=self.entropy))
+        object.__setattr__(self, "batches", BufferedBatches(self.database, entropy=self.entropy))
         history = History(self.database, snapshots)
         object.__setattr__(self, "history", history)
         planner = ScanPlanner(self.database, store) if store is not None else None

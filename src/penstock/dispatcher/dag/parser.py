@@ -256,12 +256,12 @@ def read_job(
         mode=section.choice("mode", default.mode),
         max_queue_depth=section.read("max_queue_depth", _COUNT_FROM_1, _depth_max(outputs)),
         resume_queue_depth=section.read("resume_queue_depth", count, None),
-        max_queue_age_ms=section.read("max_queue_age", _DURATION_FROM_1S, None),
+        max_queue_age_ms=section.read("max_queue_age", _FROM_1S, None),
         resume_queue_age_ms=section.read("resume_queue_age", duration_ms, None),
         max_concurrency=section.read("max_concurrency", _COUNT_FROM_1, _at_once(inputs)),
-        timeout_ms=section.read("timeout", _DURATION_FROM_1S, default.timeout_ms),
+        timeout_ms=section.read("timeout", _FROM_1S, default.timeout_ms),
         heartbeat_timeout_ms=section.read(
-            "heartbeat_timeout", _DURATION_FROM_1S, default.heartbeat_timeout_ms
+            "heartbeat_timeout", _FROM_1S, default.heartbeat_timeout_ms
         ),
         max_attempts=section.read("max_attempts", _ATTEMPTS, default.max_attempts),
         retry=_retry(section),
@@ -307,7 +307,7 @@ def _decimal(text: str) -> float:
 
 
 _COUNT_FROM_1 = bounded(count, least=1, show=str)
-_DURATION_FROM_1S = bounded(duration_ms, least=1000, show=duration_text)
+_FROM_1S = bounded(duration_ms, least=1000, show=duration_text)
 _COALESCE = bounded(count, least=1, most=COALESCE_MAX, show=str)
 _ATTEMPTS = bounded(count, least=1, most=ATTEMPTS_MAX, show=str)
 _BACKOFF = bounded(_decimal, least=1.0, most=BACKOFF_MAX, show="{:g}".format)

@@ -126,17 +126,26 @@ LIMIT %(limit)s
 
 -- name: look_at_lines
 -- What waits in each of these, for which definition of its sink, in the generation that readers read,
--- and whether a task waits that will take it. Counted to a bound. `is_ours` is whether nobody else
+-- and whether a task waits that will take it. Where rows are merged one task runs at a time: two would
+-- only have to merge again, and what gathers meanwhile is the next one's. Counted to a bound. `is_ours` is whether nobody else
 -- makes a task for it now; the number is ours alone, "penw".
 SELECT asked.dataset, asked.partition_key, dataset.name, sink.definition_id, sink.generation::text,
        sink.body, gathered.batches, gathered.rows, gathered.bytes, gathered.waited_ms,
        waiting.id AS waiting, waiting.is_early,
-       waiting.id IS NULL AND pg_try_advisory_xact_lock(
+       waiting.id IS NULL
+       AND NOT (sink.update_mode = 'merge' AND EXISTS (
+           SELECT FROM task
+           WHERE task.generation = sink.generation AND task.job_id = dataset.job_id
+             AND task.status IN ('running', 'retrying')
+             AND task.payload #>> '{buffer,dataset}' = dataset.name
+             AND coalesce(task.payload ->> 'partition_key', '') = asked.partition_key))
+       AND pg_try_advisory_xact_lock(
            1885695607, hashtext(asked.dataset || '/' || asked.partition_key)) AS is_ours
 FROM unnest(%(datasets)s::text[], %(partitions)s::text[]) AS asked(dataset, partition_key)
 JOIN dataset ON dataset.id = asked.dataset::uuid
 CROSS JOIN LATERAL (
-    SELECT dag_job.definition_id, generation.version AS generation, definition.body
+    SELECT dag_job.definition_id, generation.version AS generation, definition.body,
+           definition.update_mode
     FROM generation
     JOIN dag_job ON dag_job.generation = generation.version AND dag_job.job_id = dataset.job_id
     JOIN job_definition AS definition ON definition.id = dag_job.definition_id

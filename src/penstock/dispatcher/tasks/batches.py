@@ -40,6 +40,9 @@ long as it decides whether they count, by the attempt. Rules, by the ids of
 | the claim and the completion of the sink | a taken batch: its task is tried again with it |
 | the files and the completion of the sink | files that are swept; the same batches again |
 
+Where rows are merged, one task of a partition runs at a time: a second could only find that the
+first has moved it (PUBLISH-5). What gathers meanwhile is the next one's, made by its end.
+
 Two who release at once make one task: who does not get the lock of a line (a dataset and a
 partition) leaves it to the other, and what that task does not see is found by its own end, or by
 the pass. Nobody waits there. Locks are taken after those of tasks, schemas and partitions.
@@ -128,7 +131,7 @@ class BufferOfDataset:
     """Why nothing more is taken for now."""
 
 
-class Batches:
+class BufferedBatches:
     """The operations on batches, and the passes of one dispatcher."""
 
     def __init__(self, database: Database, *, entropy: Entropy | None = None) -> None:
