@@ -234,8 +234,8 @@ def read_job(
     source = section.get("source")
     operator = section.read("operator", _operator, "")
     runtime = section.read("runtime", name, "")
-    merge_updates, coalesce = _merging(section)
     inputs = read_inputs(section.get("inputs"), catalog)
+    merge_updates, coalesce = _merging(section, inputs)
     update = section.choice("update", default.update)
     return Job(
         name=job,
@@ -265,8 +265,7 @@ def read_job(
         ),
         max_attempts=section.read("max_attempts", _ATTEMPTS, default.max_attempts),
         retry=_retry(section),
-        # What several late days change of a partition is made once.
-        merge_updates=merge_updates or any(each.lookback_ms for each in inputs),
+        merge_updates=merge_updates,
         coalesce=coalesce,
         untrusted=_untrusted(section),
         secrets=_secrets(section),
@@ -323,10 +322,12 @@ def _depth_max(outputs: Sequence[OutputSpec]) -> int | None:
     return BATCHES_WAITING_MAX if any(each.buffered for each in outputs) else None
 
 
-def _merging(section: Section) -> tuple[bool, int]:
+def _merging(section: Section, inputs: Sequence[InputSpec]) -> tuple[bool, int]:
     """`merge_updates` and `coalesce`, which had the meaning of the first before there was both."""
     merging, given = section.get("merge_updates"), section.get("coalesce")
     is_merging = merging is not None and merging.flag() is True
+    # What several late days change of a partition is made once.
+    is_merging |= any(each.lookback_ms for each in inputs)
     if given is None:
         return is_merging, Job(name="").coalesce
     is_old = given.is_plain and given.text() in ("true", "false")
