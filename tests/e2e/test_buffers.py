@@ -8,18 +8,26 @@ the sum of what the attempts have published that completed: every key of it, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import httpx
 import pyarrow.parquet as pq
 import pytest
 
 from penstock.kernel.entropy import seeded_entropy
+from tests.e2e.command import penstock
 from tests.e2e.fleet import CLOCK, Fleet, fleet_of
 from tests.e2e.test_dispatcher_killed import _rage, _rows, _say
+from tests.e2e.test_up import Up
+from tests.e2e.test_up import _until as until_up
+from tests.e2e.test_up import _up as up_of
 from tests.sizes import SEED, SIZES
 
 _log = logging.getLogger(__name__)
@@ -179,3 +187,51 @@ def _rows_below(location: str) -> list[dict[str, Any]]:
     return [
         row for file in sorted(folder.glob("*.parquet")) for row in pq.read_table(file).to_pylist()
     ]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "buffers.md"
+QUESTION = "SELECT a.id, m.value FROM alerts a JOIN measures m ON a.sensor = m.sensor"
+
+
+@pytest.mark.timeout(600)
+def test_a_webhook_feeds_alerts_that_are_joined_with_parquet(tmp_path: Path) -> None:
+    """The DAG of the page, typed, with a worker that runs functions, sinks and Spark."""
+    page = PAGE.read_text()
+    (dag,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (module,) = re.findall(r"```python\n(# alerting.py.*?)```", page, re.DOTALL)
+    assert f'penstock query "{QUESTION}"' in page
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "alerting.py").write_text(module)
+    (code / "dag.yaml").write_text(dag)
+    with up_of(tmp_path, str(code / "dag.yaml")) as up:
+        words = up.process.args
+        assert isinstance(words, list)
+        hook = f"http://127.0.0.1:{words[words.index('--webhook-port') + 1]}/alerts"
+        for level in ("warning", "loud"):
+            said = {"id": f"a-{level}", "sensor": "s1", "level": level, "amount": "2.50"}
+            answers: list[httpx.Response] = []
+
+            def is_taken(said: dict[str, str] = said, answers: list[Any] = answers) -> bool:
+                with contextlib.suppress(httpx.TransportError):
+                    answers.append(httpx.post(hook, json=said, timeout=10))
+                return bool(answers) and answers[-1].is_success
+
+            until_up(is_taken, up)
+        up.ask("trigger", "readings", "--partition", "p1")
+        until_up(lambda: _answers(up, "SELECT id FROM alerts") == [{"id": "a-warning"}], up)
+        until_up(lambda: _answers(up, QUESTION) == [{"id": "a-warning", "value": 1.0}], up)
+        (row,) = json.loads(up.ask("rejected", "list", "alerts", "--json"))["rows"]
+        assert "'loud' does not satisfy" in row["reason"]
+        name = f"{row['sequence']}:{row['place']}"
+        assert json.loads(up.ask("rejected", "show", "alerts", name))["id"] == "a-loud"
+        assert "1 row of 1 dropped" in up.ask("rejected", "drop", "alerts", name)
+        assert json.loads(up.ask("rejected", "list", "alerts", "--json"))["rows"] == []
+        (shown,) = json.loads(up.ask("rejected", "list", "--json"))["buffers"]
+        assert (shown["dataset"], shown["job"]) == ("alerts", "write_alerts")
+
+
+def _answers(up: Up, sql: str) -> list[dict[str, Any]] | None:
+    """The rows of a query; None if it cannot be answered yet."""
+    done = penstock("query", sql, "--format", "jsonl", environment={"PENSTOCK_URL": up.url})
+    return None if done.returncode else [json.loads(line) for line in done.stdout.splitlines()]

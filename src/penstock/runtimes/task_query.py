@@ -70,7 +70,8 @@ def _pieces(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[msgspec.Raw]]:
     piece: list[msgspec.Raw] = []
     size = 0
     for row in rows:
-        body = msgspec.json.encode(row)
+        # What came with an event is a view of a dict, which nobody writes as JSON.
+        body = msgspec.json.encode(dict(row))
         if len(body) > BATCH_BYTES_MAX:
             raise InvalidInput(
                 f"A row has {BATCH_BYTES_MAX:,} bytes at most as JSON, not {len(body):,}."

@@ -100,7 +100,7 @@ async def publish(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
         return _later(f"The sink of {ask.dataset!r} has fallen behind. {buffer.pressed}")
     store = parts.store
     if store is None:
-        return Problem(type="unavailable", title="There is no store to be reached.", status=503)
+        return conflict("no store", "This dispatcher has no store for batches.")
     body = await _body(parts, store, ask, claims)
     if isinstance(body, Problem):
         if body.status == 403:
@@ -313,7 +313,7 @@ class _Sink:
 
 async def _show(parts: ApiContext, name: str) -> _Sink | Problem:
     if parts.store is None:
-        return Problem(type="unavailable", title="There is no store to be reached.", status=503)
+        return conflict("no store", "This dispatcher has no store for batches.")
     buffer = await parts.batches.buffer(name)
     rows = await parts.database.fetch("show_buffers")
     for row in rows:

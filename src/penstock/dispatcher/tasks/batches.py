@@ -61,7 +61,7 @@ from typing import Any, Final
 from penstock.dispatcher.dag.model import SINK_OPERATOR
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.tasks.model import ClaimedTask, Fence, NewTask, Refusal
-from penstock.dispatcher.tasks.rows import announce, create_tasks, refusal, task_states
+from penstock.dispatcher.tasks.rows import announce, create_tasks, refusal, storable, task_states
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.base import TaskStatus
@@ -140,7 +140,8 @@ class BufferedBatches:
 
     async def buffer(self, dataset: str) -> BufferOfDataset | None:
         """A buffered dataset by its name; None if the DAG in force has none such."""
-        rows = await self._database.fetch("buffer_of_dataset", {"dataset": dataset})
+        asked = {"dataset": storable(dataset)}
+        rows = await self._database.fetch("buffer_of_dataset", asked)
         return BufferOfDataset(**rows[0]) if rows else None
 
     async def accept(
