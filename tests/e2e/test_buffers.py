@@ -207,6 +207,7 @@ def test_a_webhook_feeds_alerts_that_are_joined_with_parquet(tmp_path: Path) -> 
     with up_of(tmp_path, str(code / "dag.yaml")) as up:
         words = up.process.args
         assert isinstance(words, list)
+        up.ask("trigger", "readings", "--partition", "p1")
         hook = f"http://127.0.0.1:{words[words.index('--webhook-port') + 1]}/alerts"
         for level in ("warning", "loud"):
             said = {"id": f"a-{level}", "sensor": "s1", "level": level, "amount": "2.50"}
@@ -218,9 +219,10 @@ def test_a_webhook_feeds_alerts_that_are_joined_with_parquet(tmp_path: Path) -> 
                 return bool(answers) and answers[-1].is_success
 
             until_up(is_taken, up)
-        up.ask("trigger", "readings", "--partition", "p1")
         until_up(lambda: _answers(up, "SELECT id FROM alerts") == [{"id": "a-warning"}], up)
         until_up(lambda: _answers(up, QUESTION) == [{"id": "a-warning", "value": 1.0}], up)
+        explained = [{"id": "a-warning", "level": "warning", "value": 1.0}]
+        until_up(lambda: _answers(up, "SELECT id, level, value FROM explained") == explained, up)
         (row,) = json.loads(up.ask("rejected", "list", "alerts", "--json"))["rows"]
         assert "'loud' does not satisfy" in row["reason"]
         name = f"{row['sequence']}:{row['place']}"

@@ -487,7 +487,7 @@ PUBLIC: Final = (
         rejected,
         params=RejectedParams,
         answer=RejectedAnswer,
-        problems=(404,),
+        problems=(404, 409),
     ),
     ApiEndpoint(
         "POST",
