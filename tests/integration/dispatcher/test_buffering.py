@@ -326,7 +326,10 @@ def test_what_a_claim_has_not_seen_gets_a_task_by_the_pass(play: Play) -> None:
             await tasks.complete(done(second.fence))
             assert given(await made.claimed()) == ["a"]
         assert await made.tasks() == ["running"]
-        await made.batches.turn()
+        (found,) = await world.database.fetch("poll", {"operators": []})
+        assert found["is_buffered"]
+        # The next pass is made when there is something to look at, and not before.
+        assert await made.batches.turn() is None
         await made.batches.turn()
         assert await made.tasks() == ["running", "queued"]
         assert given(await made.claimed()) == ["b"]

@@ -79,6 +79,7 @@ HELD_BYTES_MAX: Final = 4 * 2**30
 ID_DAYS: Final = 7.0
 """How old rows may be that are released at once: for so long their ids are known."""
 PASS_SECONDS: Final = 1.0
+"""How often a pass is made while there are batches that were released."""
 _LINES_MAX: Final = 1_000
 
 Line = tuple[str, str]
@@ -189,7 +190,8 @@ class BufferedBatches:
         made = await self._database.transact(work)
         if made:
             _log.info("created %d tasks for batches that waited without one", made)
-        return PASS_SECONDS
+        # Whoever looks for released batches asks for the next pass.
+        return None
 
 
 async def keep_batch(
