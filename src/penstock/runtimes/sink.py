@@ -12,6 +12,7 @@ reads. So what stands in a batch is believed by nobody who has anything to lose.
 | a body is not there, or not what was accepted | the batch is rejected as a whole |
 | a body ends the process that reads it | the same, if it does so alone as well |
 | the process runs out of memory or time on all of them | the attempt has failed |
+| `expect` has values that do not fit the columns | the attempt has failed, and is not retried |
 | nothing is left to be written | no output, and the batches are done |
 
 A task whose rows are merged is given what is published of its partition (`WorkOutput.current`), and
@@ -391,8 +392,8 @@ async def _conversation(
     try:
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         await process.stdin.drain()
-        if await process.stdout.readline() != child.READY:
-            raise WorkFailed("The process that reads batches could not be started.")
+        if (first := await process.stdout.readline()) != child.READY:
+            raise _not_ready(first)
         for place, (batch, body) in enumerate(zip(order.batches, bodies, strict=True)):
             if not batch.unreadable:
                 process.stdin.write(body)
@@ -415,6 +416,14 @@ async def _conversation(
     except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
         raise _ChildEnded(place, str(error)) from error
     return _Made(found, rows, rejected)
+
+
+def _not_ready(said: bytes) -> WorkFailed:
+    """Why nothing was read: no batch is to blame for it."""
+    with suppress(msgspec.MsgspecError):
+        wrong = msgspec.json.decode(said, type=dict[str, str])["wrong"]
+        return WorkFailed(wrong, is_retried=False, hint="Correct the config of the job.")
+    return WorkFailed("The process that reads batches could not be started.")
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:

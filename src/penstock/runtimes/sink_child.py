@@ -8,7 +8,7 @@ parent, or when its input does.
 
 | it reads | it writes |
 |---|---|
-| a line of JSON: `SinkOrder`, in builtins | `READY`, when it has given up all |
+| a line of JSON: `SinkOrder`, in builtins | `READY`, having given up all; or `{"wrong": why}` |
 | the body of each batch, in order | a line after each, `{"read": place}` |
 | the files that are merged with, in order | |
 | | a line, `SinkYield` in builtins, and the files that it names |
@@ -221,7 +221,7 @@ class BatchReader:
         self._rejected = rejected
         self._columns = [(name, *_types(kind)) for name, kind in order.columns]
         self._words = dict(order.columns)
-        self._schema = pa.schema([(name, held) for name, _, held in self._columns])
+        self.schema = pa.schema([(name, held) for name, _, held in self._columns])
         self._nested = {
             name
             for name, kind in order.columns
@@ -229,19 +229,19 @@ class BatchReader:
         }
         row = _row_type([(name, decoded) for name, decoded, _ in self._columns])
         self._decoder = msgspec.json.Decoder(row)
-        self._checks = RowChecks(order)
+        self.checks = RowChecks(order)
 
     def rows(self, batch: SinkBatch, body: bytes) -> pa.Table:
         """The rows of a batch that are to be written; the others are among the rejected ones."""
         if batch.unreadable:
             self._rejected.add(batch, -1, None, batch.unreadable)
-            return self._schema.empty_table()
+            return self.schema.empty_table()
         try:
             read = self._lines(batch, body) if batch.format == "jsonl" else self._table(batch, body)
         except (pa.ArrowException, *ODD) as error:
             why = f"The batch cannot be read as {batch.format}: {_short(error)}"
             self._rejected.add(batch, -1, None, why)
-            return self._schema.empty_table()
+            return self.schema.empty_table()
         return self._checked(batch, read)
 
     def _lines(self, batch: SinkBatch, body: bytes) -> _Read:
@@ -296,7 +296,7 @@ class BatchReader:
             ]
             for each in columns:
                 each.validate(full=True)
-            return _Read(pa.Table.from_arrays(columns, schema=self._schema), places, text)
+            return _Read(pa.Table.from_arrays(columns, schema=self.schema), places, text)
         except (pa.ArrowException, ValueError):
             table.validate(full=True)
             values = {
@@ -335,7 +335,7 @@ class BatchReader:
                     why = f"{name}: {_shown(value)} is no {self._words[name]} ({_short(error)})."
                     wrong.setdefault(at, []).append(why)
             arrays[name] = pa.array([None if one is None else one.as_py() for one in kept], held)
-        table = pa.Table.from_arrays(list(arrays.values()), schema=self._schema)
+        table = pa.Table.from_arrays(list(arrays.values()), schema=self.schema)
         if not wrong:
             return _Read(table, places, text)
         for at, reasons in wrong.items():
@@ -346,7 +346,7 @@ class BatchReader:
         return _Read(table.take(pa.array(left, pa.int64())), [places[at] for at in left], text)
 
     def _checked(self, batch: SinkBatch, read: _Read) -> pa.Table:
-        reasons = self._checks.reasons(read.table)
+        reasons = self.checks.reasons(read.table)
         for at, why in sorted(reasons.items()):
             place = read.places[at]
             self._rejected.add(batch, place, read.text(place), " ".join(why[:_REASONS_MAX]))
@@ -541,6 +541,19 @@ def made(
     )
 
 
+def order_problem(order: SinkOrder) -> str:
+    """What is wrong with the columns or checks of an order, whatever its batches hold."""
+    try:
+        reader = BatchReader(order, RejectedRows())
+        reader.checks.reasons(reader.schema.empty_table())
+        for said in order.expect.values():
+            # A pattern is compiled when there is a value.
+            _fails(pa.array([""]), pa.string(), "matches", said.get("matches", ""))
+    except (pa.ArrowException, *ODD) as error:
+        return f"`expect` does not fit the columns: {_short(error)}"
+    return ""
+
+
 def _said(error: Exception) -> str:
     return f"The row does not fit: {_short(error)}"
 
@@ -587,6 +600,9 @@ def main() -> None:
     watch.die_with(int(sys.argv[2]))
     limits.setrlimit(limits.RLIMIT_AS, (order.memory_bytes, order.memory_bytes))
     lockdown.give_up(order.cpu_seconds)
+    if problem := order_problem(order):
+        _say(msgspec.json.encode({"wrong": problem}) + b"\n")
+        return
     _say(READY)
 
     def bodies() -> Iterator[bytes]:

@@ -307,6 +307,16 @@ def test_a_process_that_cannot_be_started_costs_no_row(
     assert failure.value.is_retried
 
 
+@pytest.mark.parametrize("check", [{"min": 5}, {"in": [1]}, {"matches": "("}])
+def test_a_check_that_does_not_fit_its_column_costs_no_row(
+    tmp_path: Path, check: dict[str, Any]
+) -> None:
+    task = work(tmp_path, lines({"id": "a"}), config={"expect": {"id": check}})
+    with pytest.raises(WorkFailed, match="does not fit the columns") as failure:
+        asyncio.run(run(task))
+    assert not failure.value.is_retried
+
+
 def test_cancelling_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         started = asyncio.Event()
