@@ -10,6 +10,8 @@ database's. Run `make bench`, or `python -m benchmarks.light --help`.
 - *lone*: one partition at a time, each after the one before; the median.
 - *s3*: chain and lone with the data on an S3 server (SeaweedFS) that mints credentials.
 - *thread*: the chain with `runtime: thread`.
+- *untrusted*: the chain with `untrusted: true`, each attempt in a child with a user of its own; as
+  root only.
 - *triggers*: a thousand events one by one, and in one call.
 """
 
@@ -20,6 +22,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -29,11 +32,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+import penstock
 from benchmarks.pipeline import Bench, installed
 from penstock.dispatcher.client import Client
+from penstock.runtimes.privileges import hindrance
 from penstock.store.s3.local import LocalS3
 
-SECTIONS = ("idle", "chain", "lone", "s3", "thread", "triggers")
+SECTIONS = ("idle", "chain", "lone", "s3", "thread", "untrusted", "triggers")
 CHAIN = """
 jobs:
   told: {{activation: source, source: {{kind: manual}}, outputs: [keys]}}
@@ -41,6 +48,7 @@ jobs:
   two: {{runtime: {runtime}, operator: "chain:{two}", inputs: [one.one], outputs: [two]}}
   three: {{runtime: {runtime}, operator: "chain:{three}", inputs: [two.two], outputs: [three]}}
 """
+FIRST_USER = 60_800
 FUNCTION = """
 import pathlib
 import time
@@ -130,14 +138,19 @@ def memory() -> dict[str, tuple[int, float]]:
 # The chain --------------------------------------------------------------------------------------
 
 
-def write_dag(folder: Path, *, runtime: str, is_mixed: bool = False) -> Path:
+def write_dag(
+    folder: Path, *, runtime: str, is_mixed: bool = False, is_untrusted: bool = False
+) -> Path:
     """The folder of a DAG that is the chain: of one function, or of three."""
     folder.mkdir()
     (folder / "times").mkdir()
     (folder / "chain.py").write_text(FUNCTION)
     dag = folder / "chain.yaml"
     two, three = ("work_two", "work_three") if is_mixed else ("work", "work")
-    dag.write_text(CHAIN.format(runtime=runtime, two=two, three=three))
+    text = CHAIN.format(runtime=runtime, two=two, three=three)
+    dag.write_text(
+        text.replace("operator:", "untrusted: true, operator:") if is_untrusted else text
+    )
     return dag
 
 
@@ -287,6 +300,37 @@ async def on_s3(bench: Bench) -> None:
             await lone(bench, client, "s3", dag)
 
 
+def _shared_python() -> str:
+    """A Python of this version that every user can run; empty if there is none."""
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for each in (sys.executable, f"/usr/bin/{name}", f"/usr/local/bin/{name}"):
+        if os.access(each, os.X_OK) and hindrance(Path(each), FIRST_USER) is None:
+            return each
+    return ""
+
+
+async def untrusted(bench: Bench) -> None:
+    """The chain where nobody trusts the functions."""
+    if os.geteuid() != 0 or not (python := _shared_python()):
+        print("untrusted: not measured, as it needs root, and a Python for everybody", flush=True)
+        return
+    # Other users are to reach what is theirs below it.
+    bench.folder.chmod(0o711)
+    dag = write_dag(bench.folder / "untrusted-dag", runtime="process", is_untrusted=True)
+    path = (dag.parent, Path(penstock.__file__).parents[1], Path(msgspec.__file__).parents[1])
+    said = {
+        "uids": f"{FIRST_USER}-{FIRST_USER + 63}",
+        "uids_folder": str(bench.folder / "users"),
+        "untrusted_on_files": True,
+        "python": [python],
+        "path": [str(each) for each in path],
+    }
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in said.items())
+    more = f"[runtimes.process]\n{lines}"
+    async with installed(bench.folder / "untrusted", dag, runtimes=more) as client:
+        await chain(bench, client, "untrusted")
+
+
 async def triggers(bench: Bench) -> None:
     """Until the last answer; what follows from the events goes on beside it."""
     dag = write_dag(bench.folder / "triggers-dag", runtime="process")
@@ -313,6 +357,8 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             await on_s3(bench)
         if "thread" in wanted:
             await on_folder(bench, {"chain": True, "lone": True}, runtime="thread")
+        if "untrusted" in wanted:
+            await untrusted(bench)
         if "triggers" in wanted:
             await triggers(bench)
         print(f"load average {os.getloadavg()[0]:.1f}", flush=True)

@@ -20,7 +20,8 @@ partition. Run `make bench`, or `python -m benchmarks.pipeline --help`.
 - *cluster*: five queries of TPC-H on a standalone cluster of two workers, over an S3 server
   against bare PySpark over a folder on the same cluster, cold and warm, and writing the tables;
   of two applications a side, in turn, the better time of each query counts. Seconds of CPU, of the
-  executors alone, are told as well: they say most where the machine does other work.
+  executors alone, are told as well: they say most where the machine does other work. The keys of
+  the bucket are sessions of half a minute, so that they expire and are renewed meanwhile.
 
 Cold is the first time in a session that has started and run something, warm the last.
 """
@@ -44,7 +45,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.e2e.short_sessions import short_sessions
 from tests.e2e.spark_cluster import SparkCluster
+from tests.integration.minting_place import seaweedfs_place
 
 from benchmarks.bare import BY_MONTH, CHECK, JOINED, SHOPS, UNIQUE, hashed
 from benchmarks.bare_side import bare, beside
@@ -250,17 +253,19 @@ async def installed(
     store: str = "",
     tiny: bool = False,
     archive: bool = True,
+    runtimes: str = "",
     **more: Any,
 ) -> AsyncIterator[Client]:
     """An installation with a DAG in force and a worker that was heard of.
 
-    Without `archive` a host that is idle, while the other side works, does nothing.
+    Without `archive` a host that is idle, while the other side works, does nothing. `runtimes` are
+    further lines of its configuration.
     """
     settings = Settings(data=folder, store=store, port=0, internal_port=0, webhook_port=0, **more)
     file = dag.parent / "penstock.toml"
     spark = {"tiny": tiny, "archive": archive}
     lines = (f"{name} = {str(value).lower()}\n" for name, value in spark.items())
-    file.write_text("[runtimes.spark]\n" + "".join(lines))
+    file.write_text("[runtimes.spark]\n" + "".join(lines) + runtimes)
     installation = Installation(settings, code=dag.parent, file=file)
     async with installation, Client(installation.public_url) as client:
         until = time.monotonic() + 120
@@ -639,11 +644,19 @@ async def small(bench: Bench) -> None:
 # A cluster --------------------------------------------------------------------------------------
 
 
-async def _side(*words: str) -> str:
-    """Run one application to its end; what it printed last."""
+KEY_SECONDS = 30
+"""How long the keys are good that a cluster reads and writes a bucket with."""
+
+
+async def _side(*words: str, keys: str) -> str:
+    """Run one application to its end, whose keys are to be had there; what it printed last."""
     command = [sys.executable, "-m", "benchmarks.cluster_side", *words]
+    plain = {name: said for name, said in os.environ.items() if not name.startswith("AWS_")}
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        *command,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        env={**plain, "AWS_CONTAINER_CREDENTIALS_FULL_URI": keys},
     )
     said, _ = await asyncio.wait_for(process.communicate(), WAIT_SECONDS_MAX)
     if process.returncode:
@@ -663,21 +676,25 @@ async def cluster(bench: Bench) -> None:
     await asyncio.to_thread(_generate, data, f"{bench.options.scale:g}")
     home = bench.folder / "cluster"
     home.mkdir()
-    async with SparkCluster(home) as spark, LocalS3(bench.folder / "cluster-server") as server:
-        os.environ["AWS_ACCESS_KEY_ID"] = server.credentials.access_key
-        os.environ["AWS_SECRET_ACCESS_KEY"] = server.credentials.secret_key
-        places = {"file": f"file://{home}/tables", "s3": "s3://penstock/tables"}
+    kept = bench.folder / "cluster-server"
+    async with SparkCluster(home) as spark, LocalS3(kept, mints=True) as server:
+        place = seaweedfs_place(server, kept)
+        places = {"file": f"file://{home}/tables", "s3": place.url("tables")}
         loaded: dict[str, float] = {}
         asked: dict[str, list[Any]] = {side: [] for side in places}
-        for side, to in places.items():
-            words = (spark.url, server.url, to, str(data), str(home / side))
-            loaded[side] = float(await _side("load", *words))
-        # In turn, so that whatever else the machine does is the same for both.
-        for side in (*places, *places):
-            said = await _side("ask", spark.url, server.url, str(home / side))
-            asked[side].append(json.loads(said))
+        with short_sessions(place, "tables/", seconds=KEY_SECONDS) as sessions:
+            for side, to in places.items():
+                words = (spark.url, server.url, to, str(data), str(home / side))
+                loaded[side] = float(await _side("load", *words, keys=sessions.url))
+            # In turn, so that whatever else the machine does is the same for both.
+            for side in (*places, *places):
+                files = str(home / side)
+                said = await _side("ask", spark.url, server.url, files, keys=sessions.url)
+                asked[side].append(json.loads(said))
+            expired = sum(each.is_over for each in sessions.given)
     if len({json.dumps(each["sums"]) for said in asked.values() for each in said}) > 1:
         raise RuntimeError(f"the results differ: {asked}")
+    bench.tell("cluster: keys that expired meanwhile", float(expired))
     bench.tell("cluster: tables written, on file://", loaded["file"], "s")
     bench.tell("cluster: tables written, on s3://", loaded["s3"], "s")
     for turn, name in enumerate(("cold", "warm")):

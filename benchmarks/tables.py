@@ -8,10 +8,13 @@ medians, beside the CPU of this process and the statements that were sent to Pos
 - *at once*: publishers that replace partitions of one table at a time, ten of them each, while
   snapshots are made: what they have lost, and what is shown in another order than it was published.
 - *a snapshot* after one publication: seconds, and objects that are written for it.
-- *loading* the table, and *planning* a scan of one partition and of a span of thirty, over HTTP.
+- *loading* the table, and *planning* a scan of one partition and of a span of thirty, over HTTP;
+  also by the first who does it after a publication, for whom the snapshot is made.
 - *one by one*: a partition that is replaced, its snapshot and its manifests, and then the next;
   beside it *PyIceberg*, where it is installed, that commits as many to a table of as many files and
   partitions in its own catalog in SQLite: partitions that are new, and such that are replaced.
+- *a sink*: rows a second of batches of JSON lines in the store to a published file, appended and
+  merged by a key, beside pyarrow alone that reads the same lines and writes the same rows.
 
 Run `python -m benchmarks.tables --help`.
 """
@@ -46,8 +49,12 @@ from penstock.dispatcher.catalog.tables import Tables
 from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.dispatcher.database.migrations import migrate
 from penstock.dispatcher.database.pool import Connection, Database
+from penstock.protocol.events import BATCH_BYTES_MAX
+from penstock.runtimes.base import AttemptWork, Merge, WorkOutput
+from penstock.runtimes.sink import OPERATOR, SinkRuntime, SinkSettings
 from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.store.opening import open_store
+from penstock.testing.runtime_contract import RecordingReporter
 
 NAME = "totals"
 GENERATION = "11111111-1111-4111-8111-111111111111"
@@ -280,6 +287,7 @@ def requests(store: Any) -> int:
 async def reading(bench: Bench, times: int) -> None:
     world = World("", bench.database, None)  # type: ignore[arg-type]
     parts = parts_of(world, store=bench.store, root=bench.root)
+    parts.tables.snapshots = bench.tables.snapshots
     transport = httpx.ASGITransport(CatalogApplication(parts))
     path = f"/iceberg/v1/namespaces/penstock/tables/{NAME}"
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -310,9 +318,40 @@ async def reading(bench: Bench, times: int) -> None:
                 assert len(answer.json()["file-scan-tasks"]) == count, answer.text
 
             await spanning.on(spanned)
+        await changing(bench, client, path, times)
     loading.tell("loading the table")
     planning.tell("planning a scan of one partition")
     spanning.tell("planning a scan of a span of thirty")
+
+
+async def changing(bench: Bench, client: httpx.AsyncClient, path: str, times: int) -> None:
+    """What the first reader waits for after a publication: the snapshot is made for it."""
+    loading, planning = Spent(bench.store), Spent(bench.store)
+    last = 0
+    for number in range(times):
+        key = bench.keys[number * 6007 % len(bench.keys)]
+        await bench.replace(key)
+        made: list[int] = []
+
+        async def loaded(made: list[int] = made) -> None:
+            answer = await client.get(path)
+            made.append(answer.json()["metadata"]["current-snapshot-id"])
+
+        await loading.on(loaded)
+        assert made[0] > last, "the answer has what was published"
+        last = made[0]
+        await bench.replace(key)
+        wanted = {"type": "eq", "term": "partition_key", "value": key}
+
+        async def planned(made: list[int] = made, wanted: object = wanted) -> None:
+            answer = await client.post(f"{path}/plan", json={"filter": wanted})
+            assert len(answer.json()["file-scan-tasks"]) == 1, answer.text
+            made.append(int(answer.json()["plan-id"]))
+
+        await planning.on(planned)
+        assert made[1] > last, "the plan is of what was published"
+    loading.tell("loading the table after a publication")
+    planning.tell("planning a scan of one partition after a publication")
 
 
 def beside(folder: Path, partitions: int, times: int) -> None:
@@ -368,7 +407,59 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=10_000)
     parser.add_argument("--publishers", type=int, default=1000)
     parser.add_argument("--times", type=int, default=20)
-    asyncio.run(measure(parser.parse_args()))
+    parser.add_argument("--sink-rows", type=int, default=200_000)
+    parser.add_argument("--only-sinks", action="store_true")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-sinks-") as name:
+        asyncio.run(sinks(Path(name), asked.sink_rows))
+    if not asked.only_sinks:
+        asyncio.run(measure(asked))
+
+
+async def sinks(folder: Path, rows: int) -> None:
+    """What a task of a sink takes for so many rows, and pyarrow alone for the same."""
+    lines = [
+        b'{"id":"row-%d","sensor":"s%d","level":"warning","value":%d.5}' % (n, n % 97, n)
+        for n in range(rows)
+    ]
+    some = BATCH_BYTES_MAX // (len(lines[-1]) + 1)
+    bodies = [b"\n".join(lines[at : at + some]) for at in range(0, rows, some)]
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    read = import_module("pyarrow.json").read_json
+    began, cpu = time.perf_counter(), time.process_time()
+    tables = [read(arrow.BufferReader(body)) for body in bodies]
+    parquet.write_table(arrow.concat_tables(tables), folder / "bare.parquet", compression="zstd")
+    tell("a sink: pyarrow alone", rows / (time.perf_counter() - began), "rows/s")
+    tell("a sink: pyarrow alone, CPU of 100,000", 1e5 / rows * (time.process_time() - cpu), "s")
+    batches = []
+    for number, body in enumerate(bodies, start=1):
+        path = folder / f"batch-{number}"
+        path.write_bytes(body)
+        sha256 = hashlib.sha256(body).hexdigest()
+        said = {"sequence": number, "batch": str(number), "task": 1, "format": "jsonl"}
+        batches.append({**said, "location": path.as_uri(), "sha256": sha256})
+    columns = [["id", "string"], ["sensor", "string"], ["level", "string"], ["value", "double"]]
+    outputs = {"output": "rows", "rejected": "aside"}
+    for what, merge in (("appends", None), ("merges", Merge(key=("id",)))):
+        work = AttemptWork(
+            task_id=1,
+            attempt=1,
+            job="sink",
+            operator=OPERATOR,
+            generation=GENERATION,
+            config={"expect": {"id": {"required": True}, "value": {"min": 0}}},
+            payload={"buffer": {**outputs, "columns": columns, "batches": batches}},
+            outputs={
+                each: WorkOutput(dataset=each, uuid=each, location=(folder / what / each).as_uri())
+                for each in outputs.values()
+            },
+            merge=merge,
+        )
+        async with SinkRuntime(SinkSettings(store_url=f"{folder.as_uri()}?fsync=off")) as runtime:
+            began = time.perf_counter()
+            done = await runtime.run(work, RecordingReporter())
+            tell(f"a sink that {what}", rows / (time.perf_counter() - began), "rows/s")
+            assert done.metrics["rows"] == rows
 
 
 async def measure(asked: argparse.Namespace) -> dict[str, float]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import shlex
 import signal
+import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,7 +126,14 @@ _TOGETHER = ("tests/integration/spark/", "tests/browser/", "tests/architecture/"
 """Folders that one process runs: their files share a JVM, an installation and its browser, or what
 was parsed."""
 _LONGEST_FIRST = (*_TOGETHER, "tests/e2e/", "tests/integration/", "tests/contract/", "tests/sim")
-_NO_PACKAGE_HELPS = ("no AWS: ",)
+_ALONE = tuple(f"tests/integration/spark/test_{each}" for each in ("connect", "host", "packages"))
+"""Files of these folders that another process may run: they start JVMs of their own."""
+_NO_PACKAGE_HELPS = (
+    "no AWS: ",
+    "no control groups can be made here",
+    "the folder of the tests is not on a local file system",
+    "the jar was made by ",
+)
 """Why a test may be skipped in CI, too: what it needs cannot be installed."""
 
 
@@ -161,7 +170,8 @@ class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives a file to a process, and some folders as a whole."""
 
     def _split_scope(self, nodeid: str) -> str:
-        together = (each for each in _TOGETHER if nodeid.startswith(each))
+        is_alone = nodeid.startswith(_ALONE)
+        together = (each for each in _TOGETHER if nodeid.startswith(each) and not is_alone)
         return next(together, super()._split_scope(nodeid))
 
 
@@ -181,6 +191,36 @@ def _meanwhile(item: pytest.Item) -> str | None:
 
 
 _LEFT = pytest.StashKey[list[str]]()
+_SECONDS = pytest.StashKey[dict[str, dict[str, float]]]()
+"""What each file took, by phase; and in CPU time, its children's too once they have ended."""
+_FILES_SHOWN = 25
+_PHASES = ("setup", "call", "teardown")
+
+
+class _Stopwatch:
+    """Adds up what files take, in the process that all others report to."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._seconds = config.stash.setdefault(_SECONDS, {})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = self._seconds.setdefault(report.location[0], dict.fromkeys((*_PHASES, "cpu"), 0.0))
+        file[report.when] += report.duration
+        file["cpu"] += getattr(report, "cpu_seconds", 0.0)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Stopwatch(config))
+
+
+def _report_times(say: Callable[[str], None], seconds: dict[str, dict[str, float]]) -> None:
+    """Where the time went, so that whoever adds a test sees what it costs."""
+    longest = sorted(seconds.items(), key=lambda one: -sum(one[1][each] for each in _PHASES))
+    say("The files that took longest; seconds of set-up, tests, tear-down, and of CPU time:")
+    for file, took in longest[:_FILES_SHOWN]:
+        figures = " ".join(f"{took[each]:7.1f}" for each in (*_PHASES, "cpu"))
+        say(f"{figures}  {file}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -203,12 +243,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for each in terminalreporter.config.stash.get(_LEFT, []):
         say(f"It outlived the tests, and was killed: {each}")
     for report in terminalreporter.getreports("failed") + terminalreporter.getreports("error"):
-        say(f"To repeat it alone: make test ARGS='-n 0 \"{report.nodeid}\"'")
+        say(f"To repeat it alone: {_again(report.nodeid)}")
+    _report_times(say, terminalreporter.config.stash.get(_SECONDS, {}))
     if IS_PROOF:
         say(f"Proved with PENSTOCK_PROOF_SEED={SEED} and {SIZES}.")
     if os.environ.get("CI"):
         for reason in sorted(_preventable(terminalreporter.config)):
             say(f"In CI this skip is a failure: {reason}")
+
+
+def _again(nodeid: str) -> str:
+    """A command of a shell that runs one test as it was run here."""
+    words = shlex.quote("-n 0 " + shlex.quote(nodeid).replace("$", "$$"))
+    if IS_PROOF:
+        return f"PENSTOCK_PROOF_SEED={SEED} make proof ARGS={words}"
+    release = Path(sys.prefix).name.removeprefix("spark-")
+    if release != Path(sys.prefix).name:
+        return f"make spark SPARK={release} ARGS={words}"
+    return f"make test ARGS={words}"
 
 
 def _preventable(config: pytest.Config) -> set[str]:
@@ -224,12 +276,18 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
     What a test has logged goes from process to process as UTF-8, which not every text can be."""
     report = yield
+    spent = sum(os.times()[:4])
+    vars(report)["cpu_seconds"] = spent - _CPU.get("spent", spent)
+    _CPU["spent"] = spent
     if report.failed:
         report.sections += [(f"end of {log}", _end_of(log)) for log in SERVERS]
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+_CPU: dict[str, float] = {}
 
 
 def _end_of(log: Path) -> str:

@@ -21,8 +21,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-VARIABLE: Final = "PENSTOCK_TEST_RUN"
-"""The folder of the run, by which its processes are known too."""
+VARIABLE: Final = "TEST_RUN_OF_PENSTOCK"
+"""The folder of the run, by which its processes are known too: no setting of Penstock, which some
+processes are started without."""
 SECONDS_MAX: Final = 20.0
 """That what is leashed, or was told to stop, may take to end."""
 _TEST: Final = b"PYTEST_CURRENT_TEST="

@@ -79,7 +79,7 @@ GUARDS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/unit/dispatcher/pressure",
         f"{_DISPATCHER}/test_pressure.py",
     ),
-    "dispatcher/capabilities/policies.py": ("tests/unit/dispatcher/capabilities",),
+    "dispatcher/capabilities/credentials.py": ("tests/unit/dispatcher/capabilities",),
     "tokens/scopes.py": _TOKENS,
     "tokens/claims.py": _TOKENS,
     "tokens/verifier.py": _TOKENS,

@@ -31,6 +31,10 @@ class Sizes:
     partitions_while_killed: int
     """Through Spark, in each round."""
     rounds_of_kills: int
+    fleets_of_sinks: int
+    """Each with a plan of kills of its own."""
+    tasks_that_publish: int
+    """Batches of rows, in each of these fleets."""
     faults_of_a_job: int
     """On a cluster, each in the middle of a read or an upload of every kind of job."""
     workers_that_wait: int
@@ -51,6 +55,8 @@ SMALL: Final = Sizes(
     events_of_other_senders=40,
     partitions_while_killed=12,
     rounds_of_kills=1,
+    fleets_of_sinks=1,
+    tasks_that_publish=25,
     faults_of_a_job=1,
     workers_that_wait=4,
     publishers_at_once=40,
@@ -64,6 +70,8 @@ FULL: Final = Sizes(
     events_of_other_senders=1_000,
     partitions_while_killed=40,
     rounds_of_kills=2,
+    fleets_of_sinks=10,
+    tasks_that_publish=100,
     faults_of_a_job=4,
     workers_that_wait=100,
     publishers_at_once=1_000,
@@ -72,6 +80,12 @@ FULL: Final = Sizes(
     share_of_draws=1.0,
 )
 SIZES: Final = FULL if IS_PROOF else SMALL
+
+
+def seeds(count: int) -> range:
+    """So many seeds of a simulation: others for each `PENSTOCK_PROOF_SEED`."""
+    first = (SEED - 1) * 1_000_000
+    return range(first, first + count)
 
 
 def some(count: int) -> int:

@@ -44,13 +44,16 @@ _log = logging.getLogger(__name__)
 
 _NOT_OF_WEBHOOKS: Final = (
     *("api_token", "viewer_token", "worker_secret"),
-    *("postgres", "postgres_direct"),
+    *("postgres", "postgres_direct", "postgres_data"),
 )
 """What a process that faces the internet does not hold."""
 
 
-def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorker:
-    """A worker of all runtimes that are not somebody else's."""
+def make_worker(
+    settings: Settings, *, name: str | None = None, only_sinks: bool = False
+) -> PipelineWorker:
+    """A worker of all runtimes that are not somebody else's; or of those alone that are sinks."""
+    from penstock.runtimes.sink import SinkRuntime
     from penstock.runtimes.spark.runtime import SparkRuntime
     from penstock.worker.worker import PipelineWorker
 
@@ -63,6 +66,18 @@ def make_worker(settings: Settings, *, name: str | None = None) -> PipelineWorke
         runtimes = {
             name: each for name, each in runtimes.items() if not isinstance(each, SparkRuntime)
         }
+    if find_spec("pyarrow") is None:
+        _log.info("no sinks run here: pyarrow is not installed ('penstock[spark]')")
+        runtimes = {
+            name: each for name, each in runtimes.items() if not isinstance(each, SinkRuntime)
+        }
+    if only_sinks:
+        runtimes = {name: each for name, each in runtimes.items() if isinstance(each, SinkRuntime)}
+        if not runtimes:
+            raise InvalidInput(
+                "A sink needs the package pyarrow, which is not installed.",
+                hint="Install it with: pip install 'penstock[query]'",
+            )
     known = name or f"{machine_name()}-{os.getpid()}"
     client = make_client(settings, known)
     return PipelineWorker(
@@ -185,6 +200,7 @@ def make_query_service(settings: Settings, *, descriptor: int | None = None) -> 
     )
     service = QueryService(
         QueryServiceSettings(
+            name=f"{machine_name()}-{os.getpid()}",
             dispatchers=settings.dispatcher_urls,
             org=settings.org,
             store_url=settings.store_url,
@@ -239,7 +255,10 @@ def make_registry(settings: Settings) -> RuntimeRegistry:
     if settings.profile is InstallationProfile.AWS:
         tables["lambda"] = {"is_invoked": True, **tables.get("lambda", {})}
     tables.setdefault("spark", {})
+    tables.setdefault("sink", {})
     for name, table in tables.items():
+        if table.get("uses", name) == "sink":
+            tables[name] = {"store_url": settings.store_url, **table}
         if table.get("uses", name) == "spark":
             tables[name] = {
                 "master": settings.spark,

@@ -11,7 +11,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Final
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from penstock.app import (
     aws_of,
@@ -25,7 +28,8 @@ from penstock.app import (
 from penstock.console.application import Console, OpenAlertCount
 from penstock.console.live import LivePages
 from penstock.console.pages.table import SITE
-from penstock.console.sessions import ConsoleSessions
+from penstock.console.sessions import ConsoleSessions, EndedSessions
+from penstock.datasets.transfer import Transfer
 from penstock.dispatcher.alerts.evaluator import EVALUATION_PACE_SECONDS, AlertEvaluator
 from penstock.dispatcher.alerts.notifier import NOTIFIER_PACE_SECONDS, Notifier, destinations_of
 from penstock.dispatcher.alerts.rules import read_alerts
@@ -43,12 +47,13 @@ from penstock.dispatcher.cloudwatch import CloudWatch
 from penstock.dispatcher.dag.model import PlatformOperator
 from penstock.dispatcher.database.migrations import migrate_patiently
 from penstock.dispatcher.database.pool import Database
+from penstock.dispatcher.datasets.applier import COMPARE_SECONDS, Applier
+from penstock.dispatcher.datasets.hot_tables import PostgresData
 from penstock.dispatcher.datasets.maintainer import PASS_SECONDS as MAINTAINING_SECONDS
 from penstock.dispatcher.datasets.maintainer import Maintainer
 from penstock.dispatcher.datasets.projector import ProjectCarrier
 from penstock.dispatcher.datasets.sweeper import StoreSweeper
 from penstock.dispatcher.deployment import CutOverController, Deployer
-from penstock.dispatcher.ended_sessions import EndedSessions
 from penstock.dispatcher.loop import Loop, Turn
 from penstock.dispatcher.metrics import Counters, MetricsReader
 from penstock.dispatcher.outbox import LOOK_SECONDS as RECONCILING_SECONDS
@@ -74,6 +79,7 @@ from penstock.dispatcher.retention import PartitionExpirer, RowPruner
 from penstock.dispatcher.router import Router, route_events
 from penstock.dispatcher.runtime_registry import RegisteredRuntimes
 from penstock.dispatcher.sources.monitor import SourceMonitor
+from penstock.dispatcher.tasks.batches import PASS_SECONDS as BATCHES_SECONDS
 from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.views.status import StatusViews
 from penstock.dispatcher.wakeups.base import WakeUpSender
@@ -95,7 +101,8 @@ from penstock.store.base import ObjectStore
 from penstock.store.opening import open_store
 
 _REAP_SECONDS: Final = 5.0
-_INTERNAL_CONNECTIONS_MAX: Final = 3 * WAITERS_MAX
+_APPLY_SECONDS: Final = 0.2
+_CONNECTIONS_PER_WAITER: Final = 3
 """Half of them are for workers: one that waits, and what they say besides."""
 
 
@@ -148,6 +155,8 @@ class Dispatcher(Service):
             postgres = make_postgres(settings)
             await self._stack.enter_async_context(postgres)
             dsn = postgres.dsn
+            data = settings.postgres_data or postgres.data_dsn
+            settings = self._settings = replace(settings, postgres_data=data)
         # A pooler keeps neither the lock of migrations nor who listens.
         direct = settings.postgres_direct or dsn
         await migrate_patiently(direct)
@@ -172,13 +181,16 @@ class Dispatcher(Service):
                     internal_app(parts),
                     settings.internal_host,
                     settings.internal_port,
-                    connections_max=_INTERNAL_CONNECTIONS_MAX,
+                    connections_max=_CONNECTIONS_PER_WAITER * WAITERS_MAX,
                 ),
             ]
         )
         await self._stack.enter_async_context(self._serving)
         await self._stack.enter_async_context(live)
         if self._broker is not None:
+            # Of a process with few files fewer may wait: they are told so, not cut off.
+            most = self._serving.connections_max("internal") // _CONNECTIONS_PER_WAITER
+            self._broker.waiters_max = max(1, most)
             # Stopped first: workers that wait here go to another dispatcher.
             await self._stack.enter_async_context(self._broker)
         if self._emits_cron:
@@ -208,7 +220,7 @@ class Dispatcher(Service):
             database=database,
             tasks=Tasks(database, route=route_events, counters=counters),
             routing=Router(database),
-            deployment=Deployer(database),
+            deployment=Deployer(database, why_not_hot=_why_not_hot(settings)),
             backfills=Backfills(database),
             pressures=Backpressure(database),
             metrics=MetricsReader(database, counters=counters),
@@ -229,6 +241,7 @@ class Dispatcher(Service):
             store=store,
             sweeping=StoreSweeper(database, store, grace_seconds=settings.sweep_hours * 3600),
             minter=self._stack.enter_context(closing(_minter(settings))),
+            hot_url=_hot_url(settings),
             relay=relay,
             logs=settings.data.absolute() / "logs",
         )
@@ -265,12 +278,46 @@ class Dispatcher(Service):
             WatchedLoop(relaying, is_due),
             WatchedLoop(backfiller, lambda found: found["is_backfilling"]),
             WatchedLoop(ranges, lambda found: found["is_ranging"]),
+            _applying(self._settings, parts, router),
             *_watched(parts),
         ]
         poller = Loop("poller", Poller(database, watched).turn, idle_seconds=LOOK_SECONDS)
         # Their events are routed already; what else follows from them, the poller finds.
         after_ends.loops += [relaying, poller]
         return [relay, *dict.fromkeys(each.loop for each in watched), poller]
+
+
+def _applying(settings: Settings, parts: ApiContext, router: Loop) -> WatchedLoop:
+    """What has hot tables follow what is published; their events are routed then."""
+    dsn, reader = settings.postgres_data, settings.hot_tables_reader
+    applier = Applier(
+        parts.database,
+        PostgresData(dsn, reader=reader) if dsn else None,
+        Transfer(settings.store_url),
+        root=parts.root,
+        released=router.kick,
+    )
+    loop = Loop("applier", applier.turn, idle_seconds=COMPARE_SECONDS)
+    return WatchedLoop(loop, lambda found: found["is_applying"], every_seconds=_APPLY_SECONDS)
+
+
+def _hot_url(settings: Settings) -> str:
+    """How whoever reads tables gets to them, as a libpq connection string without a password."""
+    if not settings.postgres_data:
+        return ""
+    said = conninfo_to_dict(settings.postgres_data)
+    wanted = ("host", "port", "dbname", "requirepeer")
+    kept = {name: str(said[name]) for name in wanted if said.get(name)}
+    return make_conninfo(**kept, user=settings.hot_tables_reader)
+
+
+def _why_not_hot(settings: Settings) -> str:
+    """Why no dataset can have a table; empty if it can."""
+    if not settings.postgres_data:
+        return "This installation has no Postgres for tables: set `postgres_data`."
+    if find_spec("pyarrow") is None:
+        return "The dispatcher reads Parquet with pyarrow: pip install 'penstock[spark]'."
+    return ""
 
 
 def _watched(parts: ApiContext) -> list[WatchedLoop]:
@@ -297,6 +344,11 @@ def _watched(parts: ApiContext) -> list[WatchedLoop]:
             loop("pressure", parts.pressures.turn),
             lambda found: found["is_waiting"],
             every_seconds=2.0,
+        ),
+        WatchedLoop(
+            loop("batches", parts.batches.turn),
+            lambda found: found["is_buffered"],
+            every_seconds=BATCHES_SECONDS,
         ),
         WatchedLoop(
             loop("builder", CutOverController(database, parts.deployment).turn),

@@ -56,7 +56,7 @@ _LISTENERS: Final = ("port", "internal_port", "webhook_port")
 def preflight(settings: Settings, registry: RuntimeRegistry) -> None:
     """Raise `InvalidInput` for the first thing with which it could not run."""
     _judge_ports(settings)
-    for name in ("postgres", "postgres_direct"):
+    for name in ("postgres", "postgres_direct", "postgres_data"):
         _judge_postgres(name, getattr(settings, name))
     _judge_untrusted(settings)
     outputs = settings.store_url.partition("?")[0]
@@ -202,7 +202,9 @@ class Installation(Service):
         (settings.data / "logs").mkdir(mode=0o750, parents=True, exist_ok=True)
         kept: list[tuple[str, Callable[[], Supervised]]] = []
         if not settings.postgres:
-            settings = replace(settings, postgres=make_postgres(settings).dsn)
+            own = make_postgres(settings)
+            data = settings.postgres_data or own.data_dsn
+            settings = replace(settings, postgres=own.dsn, postgres_data=data)
             kept.append(("postgres", lambda: make_postgres(self._settings)))
         # They run in another folder, whose settings are not ours.
         file = self._file or settings_file(os.environ, Path.cwd()) or Path(os.devnull)

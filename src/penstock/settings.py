@@ -112,6 +112,12 @@ class Settings:
     postgres_direct: str = setting("")
     """The connection string of the same Postgres without a pooler in between, for notifications
     and migrations; empty if `postgres` has no pooler."""
+    postgres_data: str = setting("")
+    """The connection string of a database for the tables of datasets with `storage: postgres`, as
+    the role that owns it, without a pooler; empty for one beside the Postgres in the data folder,
+    or for none."""
+    hot_tables_reader: str = setting("penstock_reader")
+    """The role that may read those tables, if there is one of this name."""
     store: str = setting("")
     """The URL of the bucket; empty for a folder in the data folder."""
     wakeups: Wakeups = setting(Wakeups.LONG_POLL)
@@ -156,7 +162,7 @@ class Settings:
     query_spill: str = setting("4GiB")
     """How much of a query may lie in temporary files when it does not fit into memory."""
     query_seconds: float = setting(60.0, least=1, most=3_600)
-    """How long a query may take, and wait for others."""
+    """How long a query may take. It waits for others for 45 seconds at most."""
     query_rows: int = setting(1_000_000, least=1, most=10**9)
     """How many rows the result of a query may have."""
     query_bytes: str = setting("256MiB")

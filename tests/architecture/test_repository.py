@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import ROOT, files, plant, texts
+from tests.architecture.source import ROOT, SOURCE, files, plant, texts
 
 # Folders in which people and their build machines keep checkouts and home folders.
 _MACHINE_PATH = re.compile(
@@ -33,6 +33,40 @@ _PINNED = re.compile(
 _FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 _INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)")
 _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)|^ *\[[^\]]+\]: *<?([^\s>]+)", re.MULTILINE)
+
+
+_PATH = re.compile(r"`([a-z_][a-z0-9_./*]*(?:\.py|/[\w*]+\.sql|/))`")
+_HEADING = re.compile(r"## (.*)")
+
+
+def source_path_problems(page: str, source: Path) -> list[str]:
+    """Every path of code on a page that leads nowhere, and every name that leads to two places.
+
+    A path is below `source` or the repository. What is short of that is in a folder that is named
+    before it, in its paragraph or row, in that of its section, or is the only one of its name.
+    """
+    problems: list[str] = []
+    sections: list[Path] = [source]
+    nearest: list[Path] = []
+    every = list(source.rglob("*.py"))
+    for number, line in enumerate(page.splitlines(), 1):
+        if heading := _HEADING.match(line):
+            named = [source / word.strip(" `") for word in heading[1].split(",")]
+            sections = [*(each for each in named if each.is_dir()), source]
+        if not line.strip() or line.startswith("|"):
+            nearest = []
+        for name in _PATH.findall(line):
+            homes = [*nearest, *sections, source.parent, source.parents[1]]
+            found = next((each for home in homes for each in sorted(home.glob(name))), None)
+            alike = [each for each in every if each.name == name]
+            if found is None and len(alike) == 1:
+                found = alike[0]
+            if found is None:
+                told = f"has {len(alike)} meanings: write its folder" if alike else "is not there"
+                problems.append(f"line {number}: {name} {told}")
+            elif "/" in name:
+                nearest = [found if found.is_dir() else found.parent, *nearest]
+    return problems
 
 
 def machine_path_problems(root: Path) -> list[str]:
@@ -295,3 +329,27 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
 
     (tmp_path / "CHANGELOG.md").unlink()
     assert "CHANGELOG.md is missing" in link_problems(tmp_path)
+
+
+def test_the_paths_of_the_architecture_page_lead_somewhere() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert source_path_problems(page, SOURCE / "penstock") == []
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ("see `queue/gone.py`", "queue/gone.py is not there"),
+        ("see `pack.py`", ""),
+        ("see `child.py`", "child.py has 2 meanings: write its folder"),
+        ("see `query/child.py`, then `engine.py`", ""),
+        ("## queue\nsee `child.py`", ""),
+        ("see `queue/`, `sql/*.sql`", "sql/*.sql is not there"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_found(tmp_path: Path, page: str, problem: str) -> None:
+    source = tmp_path / "src" / "penstock"
+    plant(source, dict.fromkeys(("queue/pack.py", "queue/child.py"), ""))
+    plant(source, dict.fromkeys(("query/child.py", "query/engine.py", "cli/engine.py"), ""))
+    found = source_path_problems(page, source)
+    assert [each.partition(": ")[2] for each in found] == ([problem] if problem else [])

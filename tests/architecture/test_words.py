@@ -6,6 +6,9 @@ with one of them wants a better name, or a better cut.
 One name is one thing: a public class has a name that no other public class has, wherever it is
 defined. And a module is called by what it is, mostly an agent (`executor`, `sweeper`): a gerund
 says what goes on, not who does it, so few stay, those that are the field's own words (`tracing`).
+
+A task that has ended well is SUCCEEDED and one that has not is FAILED, whatever letter or word is
+stored and sent: code names a member of an enum, and not that word (decision 0122).
 """
 
 from __future__ import annotations
@@ -78,6 +81,56 @@ def gerund_problems(found: Sequence[Module], *, gerunds_max: int = GERUNDS_MAX) 
     return [say] if len(gerunds) > gerunds_max else []
 
 
+STATUS_WORDS = frozenset(
+    {
+        *("queued", "delayed", "running", "retrying", "succeeded", "completed"),
+        *("failed", "dead", "cancelled", "expired"),
+    }
+)
+_STATUS_NAMES = frozenset({"COMPLETED", "DEAD", "FAIL", "FAILURE", "SUCCESS", "CANCELED"})
+"""How members of an enum might be called that SUCCEEDED, FAILED and CANCELLED are for."""
+
+
+def status_problems(found: Sequence[Module]) -> list[str]:
+    """Every place where a status is a word and not a member, or a member has a second name."""
+    return [
+        f"{module.name}:{line} {told}"
+        for module in found
+        for node in ast.walk(module.tree)
+        for line, told in _status_problems(node)
+    ]
+
+
+def _status_problems(node: ast.AST) -> Iterator[tuple[int, str]]:
+    match node:
+        case ast.Compare(left=left, comparators=others) if any(map(_is_status, (left, *others))):
+            words = [word for each in (left, *others) for word in _status_words(each)]
+        case ast.Match(subject=subject, cases=cases) if _is_status(subject):
+            words = [word for case in cases for word in _status_words(case.pattern)]
+        case ast.keyword(arg="status" | "statuses" | "task_status", value=value):
+            words = list(_status_words(value))
+        case ast.ClassDef(bases=bases, body=body) if any("Enum" in ast.unparse(b) for b in bases):
+            for each in body:
+                if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) in _STATUS_NAMES:
+                    yield each.lineno, f"{ast.unparse(each)}: name it SUCCEEDED or FAILED"
+            return
+        case _:
+            return
+    for word in words:
+        yield getattr(node, "lineno", 0), f"says {word!r}: name the member of the enum"
+
+
+def _is_status(node: ast.expr) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return name in ("status", "task_status", "statuses")
+
+
+def _status_words(node: ast.AST) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and each.value in STATUS_WORDS:
+            yield str(each.value)
+
+
 def _classes(node: ast.AST) -> Iterator[ast.ClassDef]:
     """The classes at the top level of a module, also those under `if` and `try`."""
     for child in ast.iter_child_nodes(node):
@@ -105,6 +158,33 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     for name, mirror in MIRRORS.items():
         (text,) = [module.text for module in found if module.name == mirror]
         assert f"\nclass {name}" in text
+
+
+def test_a_status_is_a_member_and_has_one_name() -> None:
+    found = [each for each in modules(SOURCE) if not each.name.startswith("penstock.testing")]
+    assert status_problems(found) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def over(task):\n    return task.status == 'dead'\n",
+        "def over(task):\n    return task.status in ('dead', 'x')\n",
+        "def over(task):\n    match task.status:\n        case 'completed':\n            pass\n",
+        "found = tasks(status='failed')\n",
+        "class End(StrEnum):\n    DEAD = 'x'\n",
+    ],
+)
+def test_a_status_that_is_a_word_is_found(tmp_path: Path, text: str) -> None:
+    plant(tmp_path, {"a.py": text})
+    (problem,) = status_problems(modules(tmp_path))
+    assert problem.startswith("a:")
+
+
+def test_a_status_that_is_a_member_is_fine(tmp_path: Path) -> None:
+    text = "def over(task):\n    return task.status == End.FAILED and task.phase == 'dead'\n"
+    plant(tmp_path, {"a.py": text + "class End(StrEnum):\n    FAILED = 'dead'\n"})
+    assert status_problems(modules(tmp_path)) == []
 
 
 def test_few_modules_are_gerunds() -> None:

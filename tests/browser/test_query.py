@@ -67,6 +67,31 @@ def test_a_query_is_typed_run_charted_and_downloaded(seen: Window) -> None:
     expect(told).to_contain_text("nope")
     expect(page.locator("[data-place]")).to_have_text(re.compile(r"line 2: +nope\n +\^"))
     assert editor.evaluate("each => each.selectionStart") == 17
+    # Characters that are two in the browser, or many bytes, move the mark nowhere.
+    editor.fill("SELECT '😀é', nope")
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("[data-place]")).to_have_text(
+        "line 1: SELECT '😀é', nope\n" + " " * 21 + "^"
+    )
+    assert editor.evaluate("each => each.value.slice(each.selectionStart)") == "nope"
+    (noted,) = {*seen.wrong}
+    assert "status of 422" in noted
+    seen.wrong.clear()
+    # No number is rounded by the browser, and what is none is told and not drawn.
+    editor.fill(
+        "SELECT 9007199254740993 + i AS n, 12345678901234567890.12 + i AS d, CASE i WHEN 1 THEN"
+        " 'inf'::DOUBLE ELSE i END AS f FROM range(3) t(i)"
+    )
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("[data-result] tbody tr").first).to_have_text(
+        "900719925474099312345678901234567890.120"
+    )
+    expect(page.locator("[data-result] tbody tr").nth(1)).to_contain_text("Infinity")
+    page.locator("[data-y]").select_option("2")
+    expect(page.locator("[data-chart] svg .bar")).to_have_count(2)
+    editor.fill("SELECT 1,\n       nope")
+    page.get_by_role("button", name="Run").click()
+    expect(told).to_contain_text("nope")
     # The browser notes that it was refused, and nothing else.
     (noted,) = seen.wrong
     assert "status of 422" in noted

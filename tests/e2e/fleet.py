@@ -39,6 +39,8 @@ class Fleet:
     told: Mapping[str, Any] = field(default_factory=dict)
     """Settings besides those that every fleet has."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    sinks: int = 0
+    """Workers of buffered datasets alone."""
     live: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     ports: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -52,11 +54,12 @@ class Fleet:
         return (
             *(f"dispatcher-{number}" for number in range(self.dispatchers)),
             *(f"worker-{number}" for number in range(self.workers)),
+            *(f"sink-{number}" for number in range(self.sinks)),
         )
 
     async def start(self, name: str) -> None:
         assert name not in self.live
-        kind = name.partition("-")[0]
+        kind = name if name == "query-service" else name.partition("-")[0]
         public, internal = self.ports.get(name, (0, 0))
         told = {"worker_secret": SECRET, "concurrency": 4, "stop_seconds": 5, **self.told}
         settings = Settings(
@@ -73,7 +76,7 @@ class Fleet:
                 "-m",
                 "penstock",
                 kind,
-                *(["--name", name] if kind == "worker" else []),
+                *(["--name", name] if kind in ("worker", "sink") else []),
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
@@ -119,6 +122,7 @@ async def fleet_of(
     told: Mapping[str, Any] | None = None,
     variables: Mapping[str, str] | None = None,
     database: Mapping[str, str] | None = None,
+    sinks: int = 0,
 ) -> AsyncIterator[Fleet]:
     """A fleet that runs until the block ends; `modules` are the user's, by file name.
 
@@ -128,7 +132,7 @@ async def fleet_of(
         (folder / name).write_text(text)
     settings = {"fsync": "off", **(database or {})}
     postgres = LocalPostgres(folder / "postgres", settings=settings, grace_seconds=5)
-    fleet = Fleet(folder, dispatchers, workers, postgres, told or {}, variables or {})
+    fleet = Fleet(folder, dispatchers, workers, postgres, told or {}, variables or {}, sinks)
     async with postgres:
         for number in range(dispatchers):
             fleet.ports[f"dispatcher-{number}"] = (free_port(), free_port())

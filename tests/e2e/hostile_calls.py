@@ -57,6 +57,11 @@ class Api:
     def query(self, token: str, sql: str = "SELECT * FROM precious") -> list[Any]:
         return ask(self.url, "POST", "/v1/task/query", {"sql": sql}, **capability(token))
 
+    def query_directly(self, token: str) -> list[Any]:
+        """At the query service, past the dispatcher."""
+        body = {"sql": "SELECT 1"}
+        return ask(self.targets["queries"], "POST", "/v1/task/query", body, **capability(token))
+
     def begin(self, token: str) -> list[Any]:
         """As the query service asks what may be read."""
         body = {"sql": "SELECT 1", "tables": ["precious"]}
@@ -105,6 +110,8 @@ def api_tries(targets: Any, token: str) -> Said:
         said[f"complete, {name}"] = api.complete(forged)
         said[f"query, {name}"] = api.query(forged)
     said["query begun, of the victim's dataset"] = api.begin(token)
+    for name, sql in hostile_sql(targets).items():
+        said[f"query, {name}"] = api.query(token, sql)
     wider = [f"{targets['root']}/"]
     said["credentials, to read everything"] = api.credentials(token, read=wider)
     said["credentials, to write everything"] = api.credentials(token, write=wider)
@@ -113,6 +120,24 @@ def api_tries(targets: Any, token: str) -> Said:
     up = [f"{targets['root']}/scratch/../datasets/"]
     said["credentials, by a way up"] = api.credentials(token, read=up)
     return {**said, **fence_tries(api, token), **listener_tries(targets, token)}
+
+
+def hostile_sql(targets: Any) -> dict[str, str]:
+    """What the query service should not do for it, by its own token, which is right."""
+    theirs = f"{targets['victim']['location']}/data.txt"
+    return {
+        "of the victim's dataset": "SELECT * FROM precious",
+        "of the victim's dataset, by WITH": "WITH x AS (FROM precious) SELECT * FROM x",
+        "of the victim's file": f"SELECT * FROM read_parquet('{theirs}')",
+        "of the victim's file, by its name": f"SELECT * FROM '{theirs}'",
+        "of a file": f"SELECT * FROM read_text('{targets['files']['the signing key']}')",
+        "to attach": f"ATTACH '{targets['code']}/planted.db'",
+        "to install": "INSTALL httpfs",
+        "to load": "LOAD httpfs",
+        "to set": "SET enable_external_access = true",
+        "to copy": f"COPY (SELECT 1) TO '{targets['code']}/planted.csv'",
+        "for all memory": "SELECT string_agg(repeat('x', 1000000) || i, '') FROM range(3000) t(i)",
+    }
 
 
 def fence_tries(api: Api, token: str) -> Said:

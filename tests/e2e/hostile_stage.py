@@ -129,6 +129,7 @@ class Stage:
             "role": self._server.task_role,
             "public": f"http://127.0.0.1:{public}",
             "internal": f"http://127.0.0.1:{internal}",
+            "queries": f"http://127.0.0.1:{self.fleet.told['query_port']}",
             "worker": worker,
             "code": str(self.fleet.folder),
             "postgres": f"{socket['host']}/.s.PGSQL.{socket['port']}",

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from penstock.dispatcher.client import Client
 from penstock.kernel.errors import DispatcherUnavailable
+from penstock.kernel.ports import free_port
 from penstock.store.s3.local import LocalS3
 from tests.architecture.source import ROOT
 from tests.e2e.fleet import CLOCK, fleet_of, until
@@ -135,6 +136,9 @@ async def play(
         "task_role": server.task_role,
         "api_token": API_TOKEN,
         "worker_secret": "",
+        "query_port": free_port(),
+        "query_memory": "128MiB",
+        "query_spill": "1MiB",
         **told,
     }
     own = server.credentials
@@ -146,6 +150,7 @@ async def play(
         ) as fleet,
         Client(fleet.public_urls()[0], token=API_TOKEN) as client,
     ):
+        await fleet.start("query-service")
         stage = Stage(fleet, client, server)
         await _connected(stage)
         await client.apply(dag)

@@ -25,6 +25,7 @@ from penstock.kernel.service import Service
 from penstock.runtimes.spark.java import find_java, packaged_java, spark_home_of
 from tests.e2e.fleet import CLOCK
 from tests.e2e.spark_fleet import below
+from tests.leftovers import VARIABLE
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS_MAX = 240.0
@@ -166,6 +167,7 @@ class SparkCluster(Service):
             folder=home,
             environment={
                 "PATH": os.environ.get("PATH", os.defpath),
+                VARIABLE: os.environ[VARIABLE],
                 "HOME": str(home),
                 "JAVA_HOME": str(java),
                 "PYSPARK_PYTHON": sys.executable,

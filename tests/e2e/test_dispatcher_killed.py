@@ -107,7 +107,8 @@ async def _say(urls: Sequence[str], path: str, body: object, entropy: Entropy) -
             except httpx.TransportError:
                 await CLOCK.sleep(0.1)
                 continue
-            if answer.status_code < 500:
+            # A dispatcher that has no time for it says so, as it does to every client.
+            if answer.status_code < 500 and answer.status_code not in (408, 429):
                 assert answer.status_code == 200, answer.text
                 found: dict[str, Any] = answer.json()
                 return found

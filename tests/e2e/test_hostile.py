@@ -96,6 +96,7 @@ def _fenced() -> Iterator[tuple[str, Refused]]:
     )
     theirs = "query begun, of the victim's dataset"
     yield theirs, by_token(403, "not granted", BEGIN, is_proved=True)
+    yield from _queried()
     for lease in ("guessed", "leaked"):
         for name, what in (
             ("events of the victim", EVENTS),
@@ -114,6 +115,21 @@ def _fenced() -> Iterator[tuple[str, Refused]]:
     yield "complete with the victim's", by_fence("outputs", COMPLETE, OUTSIDE)
     yield "complete by a way up", by_fence("outputs", COMPLETE, OUTSIDE)
     yield "complete the victim's dataset", by_fence("outputs", COMPLETE, OUTSIDE)
+
+
+def _queried() -> Iterator[tuple[str, Refused]]:
+    """SQL by its own token, run by the query service, which notes it in the log of queries."""
+    for name in (
+        *("of the victim's file", "of a file", "to attach", "to install", "to load", "to set"),
+        *("to copy", "for all memory"),
+    ):
+        kind = "memory" if "memory" in name else "query"
+        yield f"query, {name}", Refused(422, kind, QUERY, kind, is_noted=False)
+    for name in (
+        *("of the victim's dataset", "of the victim's dataset, by WITH"),
+        "of the victim's file, by its name",
+    ):
+        yield f"query, {name}", by_token(403, "not granted", BEGIN, is_proved=True)
 
 
 def _listened() -> Iterator[tuple[str, Refused]]:
@@ -138,12 +154,17 @@ def _listened() -> Iterator[tuple[str, Refused]]:
 
 
 ASKED: Final = dict([*_forged(), *_fenced(), *_listened()])
+LOCKED_OUT: Final = Refused(403, "not isolated", QUERY, "not isolated", is_noted=False)
+"""Where queries cannot be users of their own no SQL of a task is run at all."""
+if os.geteuid() != 0:
+    ASKED.update({name: LOCKED_OUT for name, _ in _queried()})
 SIGN_IN: Final = {"GET /, as nobody": [401, "page"]}
 """Whoever comes to the console is asked to sign in; that is no refusal, and not noted."""
 OVER: Final = {
     "credentials": by_fence("over", CREDENTIALS),
     "query": by_fence("over", QUERY),
     "query begun": by_fence("over", BEGIN),
+    "query, directly": by_fence("over", BEGIN),
     "events": by_fence("over", EVENTS),
     "events, renewed": by_token(401, "missing", EVENTS),
     # With its own lease it is as one that was under way when the attempt ended.
@@ -160,6 +181,8 @@ REAPED: Final = {
     "credentials": by_token(403, "expired", CREDENTIALS, is_proved=True),
     "query": by_token(403, "expired", QUERY, is_proved=True),
     "query begun": by_token(403, "expired", BEGIN, is_proved=True),
+    # The query service verifies it by itself.
+    "query, directly": Refused(403, "token expired", QUERY, "expired", is_noted=False),
     "events": by_token(403, "expired", EVENTS, is_proved=True),
     "complete": by_fence("over", COMPLETE),
     "complete with the victim's": by_fence("outputs", COMPLETE, OUTSIDE),
@@ -169,6 +192,8 @@ LEAKED: Final = {
     "events, renewed": Refused(200, "refused", EVENTS, "not an output", is_proved=True),
     "complete with the victim's": by_fence("outputs", COMPLETE, OUTSIDE),
 }
+if os.geteuid() != 0:
+    OVER["query, directly"] = LOCKED_OUT
 LATER: Final = {"hostile": OVER, "rogue": OVER, "reaped": REAPED, "running": LEAKED}
 BEYOND: Final = ("get the victim's", "put the victim's")
 """What is tried in the bucket besides, with credentials that are still good."""
@@ -338,7 +363,8 @@ def test_every_refusal_is_in_the_audit(story: Story) -> None:
             if each.is_noted:
                 wanted[each.what, each.reason, caller if each.is_proved else ""] += 1
     for each in (*REAPED.values(), *LEAKED.values()):
-        wanted[each.what, each.reason, ghost if each.is_proved else ""] += 1
+        if each.is_noted:
+            wanted[each.what, each.reason, ghost if each.is_proved else ""] += 1
     found = noted(story)
     assert {key: (times, found[key]) for key, times in wanted.items() if found[key] < times} == {}
 

@@ -289,7 +289,7 @@ def test_lines_become_a_batch_that_is_waited_for(user: User) -> None:
         (("re/size",), "", "'re/size' is not the name of a type"),
         (("resize", "--delay", "-1"), "", "'-1' is not from 0"),
         (("resize", "--delay", "nan"), "", "'nan' is not a duration"),
-        (("resize", "--key", ""), "", "An idempotency key has 1 to"),
+        (("resize", "--key", ""), "", "An idempotency key is a text of 1 to 1000"),
     ],
 )
 def test_what_cannot_be_submitted_is_one_sentence(

@@ -7,6 +7,7 @@ started it. It judges no credentials, so it is of no use to test those.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from penstock.kernel.child_process import ChildProcess
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.service import Service
+from tests.leftovers import VARIABLE
 
 _START_SECONDS_MAX = 60.0
 
@@ -50,6 +52,7 @@ class AwsServer(Service):
             "HOME": str(self._folder),
             "TMPDIR": str(self._folder),
             "LOG_LEVEL": "WARNING",
+            VARIABLE: os.environ[VARIABLE],
         }
         log = self._folder / "aws.log"
         self._server = ChildProcess(command, log=log, environment=environment, grace_seconds=2)

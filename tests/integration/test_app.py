@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +17,10 @@ from psycopg.conninfo import make_conninfo
 
 from penstock import installation as installations
 from penstock.app import make_client, make_webhook_source, make_worker, secret_of_settings
+from penstock.dispatcher.api import server
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.database.local_server import LocalPostgres
+from penstock.dispatcher.tasks.lifecycle import UNACKNOWLEDGED_SECONDS
 from penstock.dispatcher.wakeups.long_poll import Broker, WakeUp
 from penstock.dispatcher_app import Dispatcher
 from penstock.installation import Installation
@@ -26,7 +29,15 @@ from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, Penstock
 from penstock.kernel.ports import free_port
 from penstock.protocol.events import AuthAnswer, SourceAnswer
 from penstock.protocol.identity import Identities
-from penstock.protocol.work import Assignment, ClaimAsk, CompleteAsk, EndAsk, OutputAsk, WaitAsk
+from penstock.protocol.work import (
+    Assignment,
+    ClaimAsk,
+    CompleteAsk,
+    EndAsk,
+    OutputAsk,
+    WaitAnswer,
+    WaitAsk,
+)
 from penstock.runtimes.base import AttemptPaths
 from penstock.settings import Settings, read_settings
 from tests.integration.dispatcher.test_deployment import chain
@@ -46,6 +57,11 @@ async def until(look: Callable[[], Awaitable[Found | None]]) -> Found:
         while not (found := await look()):
             await CLOCK.sleep(0.02)
         return found
+
+
+async def run_sql(dsn: str, statement: bytes) -> list[tuple[Any, ...]]:
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        return await (await connection.execute(statement)).fetchall()
 
 
 async def stopped(dispatcher: Dispatcher) -> None:
@@ -82,6 +98,73 @@ async def one_task(settings: Settings) -> Assignment:
         answer = await client.complete(CompleteAsk(tasks=[end]))
         assert [each.task_status for each in answer.results] == ["completed"]
     return task
+
+
+def test_a_claim_that_nobody_reads_goes_back_within_seconds_uncounted(
+    worlds: Worlds, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        dsn = await worlds.empty()
+        settings = Settings(data=tmp_path, postgres=dsn, port=0, internal_port=0)
+        async with Dispatcher(settings) as dispatcher:
+            there = replace(settings, dispatchers=(dispatcher.internal_url,))
+            once = "  clean:\n    max_attempts: 1\n"
+            async with (
+                Client(dispatcher.public_url) as client,
+                make_client(there, "w1") as dead,
+            ):
+                await client.apply(chain().replace("  clean:\n", once))
+                await client.trigger("feed", partition_key="p")
+
+                async def is_claimed() -> bool:
+                    ask = ClaimAsk(operator="a:clean", claim_id="nobody-reads-this-answer")
+                    return bool((await dead.claim(ask)).tasks)
+
+                # Where nothing has run, no reaper has for a while: that is no outage.
+                await run_sql(dsn, b"UPDATE reaper SET ran_at = now() RETURNING 1")
+                await until(is_claimed)
+                # Nothing more is heard of that worker.
+                task = await one_task(there)
+                assert task.attempt == 2
+        lost, done = await run_sql(
+            dsn,
+            b"SELECT outcome, extract(epoch FROM ended_at - started_at)::float"
+            b" FROM attempt ORDER BY number",
+        )
+        assert (lost[0], done[0]) == ("released", "completed")
+        # Less than the minute that its job lets a worker be silent.
+        assert UNACKNOWLEDGED_SECONDS <= lost[1] < 60
+
+    asyncio.run(main())
+
+
+def test_no_more_workers_wait_than_a_process_has_files_for(
+    worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the internal listener's twelve connections six are of workers, and four may wait.
+    monkeypatch.setattr(server, "connections_within_files", lambda wanted: [12 for _ in wanted])
+
+    async def main() -> None:
+        settings = Settings(data=tmp_path, postgres=await worlds.empty(), port=0, internal_port=0)
+        async with Dispatcher(settings) as dispatcher, AsyncExitStack() as stack:
+            async with Client(dispatcher.public_url) as client:
+                await client.apply(chain())
+            there = replace(settings, dispatchers=(dispatcher.internal_url,))
+            clients = [make_client(there, f"w{number}") for number in range(5)]
+            for each in clients:
+                await stack.enter_async_context(each)
+            asks = [
+                WaitAsk(listener=each.name, operators=["a:clean"], seconds=5) for each in clients
+            ]
+            found = await asyncio.gather(
+                *(each.wait(ask) for each, ask in zip(clients, asks, strict=True)),
+                return_exceptions=True,
+            )
+            (refused,) = (each for each in found if not isinstance(each, WaitAnswer))
+            assert isinstance(refused, DispatcherUnavailable)
+            assert "4 workers already wait at this dispatcher" in refused.message
+
+    asyncio.run(main())
 
 
 @needs_proc

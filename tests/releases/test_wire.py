@@ -40,7 +40,7 @@ from tests.unit.worker.over_httpx import OverHttpx
 
 Kind = TypeVar("Kind")
 NEWER = {
-    *("/internal/wait", "/internal/webhook-refusals"),
+    *("/internal/wait", "/internal/webhook-refusals", "/v1/task/buffer-publish"),
     *("/internal/query/begin", "/internal/query/end", "/v1/task/query"),
 }
 """Paths that no release has said anything at yet."""

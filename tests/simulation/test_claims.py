@@ -41,6 +41,7 @@ from penstock.store.faulty import FaultPlan, FaultyStore
 from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.retrying import RetryingStore
 from penstock.testing.virtual import World, simulate
+from tests.sizes import seeds, some
 
 LAYOUT = QueueLayout("sim")
 LEASE_MS = 20_000
@@ -262,10 +263,11 @@ def _check_the_end(referee: Referee) -> None:
     assert not lied, "an ending took effect and was reported as refused"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("block", range(10))
 def test_claims_hold_in_every_world(block: int) -> None:
     attempts = tasks = 0
-    for seed in range(block, SEEDS, 10):
+    for seed in seeds(some(SEEDS))[block::10]:
         ran, had = simulate(a_world, seed=seed)
         attempts, tasks = attempts + ran, tasks + had
     assert attempts > tasks, "no attempt was ever lost: the worlds are too kind"

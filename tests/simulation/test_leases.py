@@ -34,7 +34,7 @@ from penstock.store.memory import MemoryBucket, MemoryStore
 from penstock.store.metered import Meter, MeteredStore
 from penstock.store.retrying import RetryingStore
 from penstock.testing.virtual import World, simulate
-from tests.sizes import some
+from tests.sizes import seeds, some
 
 LAYOUT = QueueLayout("sim")
 SEEDS = some(120)
@@ -282,7 +282,7 @@ async def _referee(clock: Clock, referee: Referee) -> None:
 @pytest.mark.parametrize("block", range(6))
 def test_leases_hold_in_every_world(block: int) -> None:
     takes = takeovers = 0
-    for seed in range(block, SEEDS, 6):
+    for seed in seeds(SEEDS)[block::6]:
         referee = simulate(a_world, seed=seed)
         takes, takeovers = takes + referee.takes, takeovers + referee.takeovers
     assert takeovers > SEEDS / 6, "nobody was ever taken over: the worlds are too kind"

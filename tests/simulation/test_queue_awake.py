@@ -37,8 +37,8 @@ from penstock.queue import (
 from penstock.queue.attempt_outcomes import AttemptOutcome
 from penstock.queue.canceller import CancelSession
 from penstock.queue.discovery.direct import DirectDiscovery
-from penstock.queue.discovery.leased import LeasedDiscovery
-from penstock.queue.discovery.scanner import PackCandidate, ScanResult
+from penstock.queue.discovery.leased import READY_SECONDS, LeasedDiscovery, _List
+from penstock.queue.discovery.scanner import ALL, PackCandidate, Run, ScanResult
 from penstock.queue.doorbell import DoorbellListener, DoorbellRinger, DoorbellState
 from penstock.queue.execution import worker_loop
 from penstock.queue.execution.pack_memory import PackMemory, PackTracker, _name
@@ -514,6 +514,13 @@ async def _ring_for_nobody(_ringer: DoorbellRinger, *, is_urgent: bool) -> None:
     del is_urgent
 
 
+def _leave_keys_to_chance(
+    discovery: LeasedDiscovery, runs: Sequence[Run], instant: float, reason: _List
+) -> bool:
+    is_time = instant >= min(discovery._ready_at + READY_SECONDS, discovery._echo_at)
+    return reason is not _List.AWAKE or runs == ALL or is_time
+
+
 async def _see_nothing(_discovery: object, _wanted: object) -> None:
     return None
 
@@ -712,6 +719,13 @@ BROKEN: dict[str, Broken] = {
         STORM | OPERATOR,
         "has not started after .* and (all was idle|the doorbell was damaged)",
         (WorkerModes.LEASED,),
+    ),
+    "QUEUE-24: fall asleep without a look for keys": Broken(
+        [(LeasedDiscovery, "_wants_ready", _leave_keys_to_chance)],
+        STORM | OPERATOR,
+        "has not started after .* and its producer believed that all were awake",
+        (WorkerModes.LEASED,),
+        first=29,
     ),
     "Priorities: look for nothing urgent while there is enough to do": Broken(
         [(LeasedDiscovery, "peek", _see_nothing)],

@@ -23,7 +23,7 @@ _COLOURS = {CheckMark.GOOD: "green", CheckMark.BAD: "red", CheckMark.NOTE: "yell
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
 def doctor(context: click.Context, url: str, as_json: bool) -> None:  # noqa: FBT001
-    """Tell whether the store at URL keeps what Penstock builds on.
+    """Check whether the store at URL has the guarantees that Penstock relies on.
 
     Tries every conditional rule, alone, in races of sixteen writers and from two processes, and
     the store's dates, lists and latencies. Writes below one folder and removes it. Takes seconds,

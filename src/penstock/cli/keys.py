@@ -1,4 +1,7 @@
-"""`penstock keys`: the keys that sign the tokens of tasks, and their bucket policy."""
+"""`penstock keys` and `penstock token`: what gives access.
+
+Keys sign the tokens of tasks; tokens are for reading datasets, by the catalog and by queries.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any
 
 import click
 
+from penstock.cli.completion import datasets
 from penstock.cli.dispatcher_call import ago, asked, fitted, line, on_a_dispatcher, show_json
 from penstock.cli.installation import settings_of, wiring
-from penstock.cli.options import absolute_option
+from penstock.cli.options import DURATION, Days, absolute_option
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.keys import KeyAnswer, KeyState
 
@@ -176,7 +180,7 @@ def bucket_policy(*, vpc_endpoint: str, as_json: bool, **given: Any) -> None:
             "There is no role of tasks to make a policy for.",
             hint="Name it with --role, or set PENSTOCK_TASK_ROLE.",
         )
-    made = wiring("penstock.dispatcher.capabilities.policies").bucket_policy(
+    made = wiring("penstock.dispatcher.capabilities.credentials").bucket_policy(
         store_url=settings.store_url, role=settings.task_role, vpc_endpoint=vpc_endpoint
     )
     click.echo(json.dumps(made) if as_json else json.dumps(made, indent=2))
@@ -200,3 +204,97 @@ def keys(context: click.Context) -> None:
 
 for verb in (list_, rotate, revoke, bucket_policy):
     keys.add_command(verb)
+
+
+@click.group(
+    invoke_without_command=True,
+    short_help="Manage tokens for reading datasets as tables.",
+    epilog="Example: penstock token create bi --dataset sales --days 90",
+)
+@click.pass_context
+def token(context: click.Context) -> None:
+    """Tokens for reading datasets, with query engines that speak Iceberg and with queries.
+
+    Such a token opens the catalog below /iceberg and POST /v1/query, for its datasets, and nothing
+    else of a dispatcher.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@token.command(
+    "create",
+    short_help="Create a token.",
+    epilog="Example: penstock token create bi --dataset sales --days 90",
+)
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--dataset",
+    "named",
+    metavar="DATASET",
+    multiple=True,
+    shell_complete=datasets,
+    help="For this dataset; may be repeated.  [default: all]",
+)
+@click.option(
+    "--days",
+    metavar=DURATION,
+    type=Days(1e-6, 36_500),
+    help="Lifetime, such as 12h; a number is days.  [default: until it is removed]",
+)
+@on_a_dispatcher
+def create_token(
+    *,
+    name: str,
+    named: tuple[str, ...],
+    days: float | None,
+    url: str,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """Create a token, and print it. It cannot be shown again."""
+    answer, _ = asked(
+        url, token, lambda client: client.make_read_token(name, datasets=named, days=days)
+    )
+    if as_json:
+        show_json(answer)
+        return
+    click.echo(answer.token)
+
+
+@token.command("list", short_help="List the tokens.", epilog="Example: penstock token list")
+@on_a_dispatcher
+def list_tokens(*, url: str, token: str | None, as_json: bool) -> None:
+    """List the tokens and what they are for, without the tokens themselves."""
+    answer, now = asked(url, token, lambda client: client.read_tokens())
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (
+            line(each.name),
+            line(", ".join(each.datasets) or "all"),
+            ago(each.created_at, now=now),
+            _lifetime(is_over=each.is_over, has_end=each.expires_at is not None),
+        )
+        for each in answer.tokens
+    ]
+    fitted(("name", "datasets", "made", "good"), rows)
+
+
+@token.command("remove", short_help="Revoke a token.", epilog="Example: penstock token remove bi")
+@click.argument("name", metavar="NAME")
+@on_a_dispatcher
+def remove_token(*, name: str, url: str, token: str | None, as_json: bool) -> None:
+    """Revoke a token. It is refused from now on, everywhere within five seconds."""
+    answer, _ = asked(url, token, lambda client: client.remove_read_token(name))
+    if as_json:
+        show_json(answer)
+        return
+    click.echo(f"The token {line(answer.name)} is revoked.")
+
+
+def _lifetime(*, is_over: bool, has_end: bool) -> str:
+    if is_over:
+        return "no more"
+    return "for a time" if has_end else "always"

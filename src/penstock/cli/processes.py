@@ -1,4 +1,4 @@
-"""`penstock dispatcher|worker|source`: run one process of an installation, until it is stopped."""
+"""`penstock dispatcher|worker|sink|source`: run one process of an installation until it stops."""
 
 from __future__ import annotations
 
@@ -87,7 +87,25 @@ def worker(*, name: str | None, **given: Any) -> None:
     asyncio.run(_run_worker(name, begun(given)))
 
 
-async def _run_worker(name: str | None, settings: Settings) -> None:
+@click.command(
+    short_help="Run a sink of buffered datasets.",
+    epilog="Example: penstock sink --dispatcher http://10.0.0.5:7071 --concurrency 2",
+)
+@click.option("--name", metavar="NAME", help="Worker name.  [default: the machine and a number]")
+@set_by("data", "store", "profile", "wakeups", "dispatchers", "concurrency", "queues")
+def sink(*, name: str | None, **given: Any) -> None:
+    """Run a worker of sinks alone: it writes what is published into buffered datasets.
+
+    Every worker runs sinks too, so this is for a machine of their own. Any number may run. It needs
+    pyarrow (penstock[query]) and proves who it is as a worker does.
+
+    The first signal lets what runs end, for as long as stop_seconds; the second gives back at once.
+    Exit code 0 after either. 2: pyarrow is not installed.
+    """
+    asyncio.run(_run_worker(name, begun(given), only_sinks=True))
+
+
+async def _run_worker(name: str | None, settings: Settings, *, only_sinks: bool = False) -> None:
     made: PipelineWorker | None = None
     asked = 0
 
@@ -99,7 +117,7 @@ async def _run_worker(name: str | None, settings: Settings) -> None:
 
     # From before the wiring is imported, which takes its time: who is told to stop then, stops.
     with stopped_by_signals(stop):
-        made = wiring().make_worker(settings, name=name)
+        made = wiring().make_worker(settings, name=name, only_sinks=only_sinks)
         for _ in range(asked):
             made.stop()
         click.echo(f"Working for {', '.join(settings.dispatcher_urls)}; Ctrl-C stops.", err=True)

@@ -75,6 +75,7 @@ _RUNTIME_CLASSES: Final = {
     "process": "process:ChildSettings",
     "lambda": "function:FunctionSettings",
     "thread": "thread:ThreadSettings",
+    "sink": "sink:SinkSettings",
     "spark": "spark.settings:SparkSettings",
 }
 

@@ -24,6 +24,7 @@ from penstock.cli.output import ProgressBar
 from penstock.dispatcher.client import Client
 from penstock.protocol.steering import JobAnswer, StatusAnswer
 
+_BEHIND_SECONDS: Final = 30.0
 _UNSERVED_SECONDS: Final = 15.0
 """A worker hears within seconds of what is new in the DAG."""
 
@@ -122,6 +123,11 @@ def _remarks(answer: StatusAnswer) -> Iterator[str]:
         yield "tasks are waiting but no worker is connected; start one with 'penstock worker'."
     if any(job.dead for job in answer.jobs):
         yield "there are dead tasks; 'penstock task list --status dead' shows them."
+    for each in answer.tables:
+        if each.problem or each.behind_seconds >= _BEHIND_SECONDS:
+            why = each.problem or f"{counted(each.behind, 'partition')} wait to be loaded."
+            waits = f"; {counted(each.events, 'event')} wait for it" if each.events else ""
+            yield f"the table of {each.dataset} is behind{waits}: {line(why)}"
     if answer.outbox_parked:
         yield (
             f"{counted(answer.outbox_parked, 'message')} failed;"

@@ -150,7 +150,10 @@ def _row(task: TaskSummary, *, now: float) -> tuple[str, ...]:
 def note_of(task: TaskSummary, *, now: float) -> str:
     """The one thing besides its status that is worth knowing of a task."""
     reason = gist(task.reason)
-    if task.status in ("queued", "retrying") and task.due_at.timestamp() > now + 1:
+    if (
+        task.status in (TaskStatus.QUEUED, TaskStatus.RETRYING)
+        and task.due_at.timestamp() > now + 1
+    ):
         due = f"due {ago(task.due_at, now=now)}"
         return f"{due}, after: {reason}" if reason else due
     return reason
@@ -217,7 +220,7 @@ def _rows(answer: TaskAnswer, *, now: float) -> Iterator[tuple[str, str]]:
     yield "made", ago(task.created_at, now=now)
     if task.settled_at is not None:
         yield "ended", ago(task.settled_at, now=now)
-    elif task.status != "running":
+    elif task.status != TaskStatus.RUNNING:
         yield "due", ago(task.due_at, now=now)
     running = [each.progress for each in answer.attempts if each.ended_at is None and each.progress]
     for said in running:
@@ -400,7 +403,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 _PAGE: Final = 1000
 _FOUND_MAX: Final = 1_000_000
 _REFUSED_SHOWN: Final = 10
-_OPEN: Final = ("running", "retrying", "queued")
+_OPEN: Final = (TaskStatus.RUNNING.value, TaskStatus.RETRYING.value, TaskStatus.QUEUED.value)
 Steer = Callable[[Client, Sequence[int]], Awaitable[ResultsAnswer]]
 
 
@@ -460,7 +463,7 @@ def cancel(
     short_help="Replay dead tasks.",
     epilog="Example: penstock task replay 42",
 )
-@_of_tasks("dead")
+@_of_tasks(TaskStatus.FAILED.value)
 @on_a_dispatcher
 @click.pass_context
 def replay(context: click.Context, /, *, url: str, token: str | None, **said: Any) -> None:
@@ -474,7 +477,9 @@ def replay(context: click.Context, /, *, url: str, token: str | None, **said: An
     async def steer(client: Client, ids: Sequence[int]) -> ResultsAnswer:
         return await client.replay(ids)
 
-    context.exit(_steer(url, token, steer, done="queued again", statuses=("dead",), **said))
+    context.exit(
+        _steer(url, token, steer, done="queued again", statuses=(TaskStatus.FAILED.value,), **said)
+    )
 
 
 def _steer(

@@ -1,4 +1,4 @@
-"""`penstock trigger JOB`: tell that a source has something new."""
+"""`penstock trigger JOB`: ingest events of a source."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def trigger(
     token: str | None,
     as_json: bool,
 ) -> None:
-    """Tell that a source has something new: a partition, or a cursor that has moved on.
+    """Ingest events of a source: a new partition, or a cursor that has moved on.
 
     Every job that depends on it gets a task. The job is the source, and not the one that should
     run. A partition that has a range keeps it, unless --start and --end say another.
@@ -81,9 +81,9 @@ def trigger(
     With --from there are many, a thousand in a request, each thousand taken whole or not at all. A
     line that begins with { is an object with any of partition_key, start, end, cursor, payload and
     event_id; any other is the key of a partition. With --event-id the id of each is that and the
-    number of its line, so that the same file can be told again.
+    number of its line, so that the same file can be sent again.
 
-    Exit code 0: it was heard, now or before. 1: it was refused.
+    Exit code 0: it was accepted, now or before. 1: it was refused.
     """
     if (job is None) == (dataset is None):
         raise InvalidInput("Name the source by its job or by --dataset, one of the two.")

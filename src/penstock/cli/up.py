@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.dag.versions import told
 from penstock.cli.format import complain
 from penstock.cli.installation import begun, set_by, wiring
-from penstock.dispatcher.client import Client
-from penstock.dispatcher.dag.model import WebhookSource
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, PenstockError
 from penstock.kernel.service import stopped_by_signals
 
 if TYPE_CHECKING:
+    from penstock.dispatcher.client import Client
     from penstock.installation import Installation
 
 _START_SECONDS_MAX: Final = 60.0
@@ -70,10 +68,9 @@ def up(*, file: Path | None, force: bool, **given: Any) -> None:
         reading = import_module("penstock.cli.dag.files")
         dag = reading.read_dag(str(file), runtimes=installation.runtimes)
         if not settings.is_webhook_on_loopback:
+            webhook = import_module("penstock.dispatcher.dag.model").WebhookSource
             sources = [(each.name, each.source) for each in dag.jobs]
-            bare = [
-                job for job, each in sources if isinstance(each, WebhookSource) and not each.auth
-            ]
+            bare = [job for job, each in sources if isinstance(each, webhook) and not each.auth]
             wiring("penstock.dispatcher.sources.webhook").check_proved(bare)
     asyncio.run(_run(installation, file, force=force))
 
@@ -111,6 +108,10 @@ async def _begin(
     installation: Installation, file: Path | None, stopped: asyncio.Event, *, force: bool
 ) -> None:
     """Wait until everything is there, and put the DAG in force."""
+    # Only now: the help of `penstock up` needs no client.
+    from penstock.cli.dag.versions import told  # noqa: PLC0415
+    from penstock.dispatcher.client import Client  # noqa: PLC0415
+
     async with Client(installation.public_url, token=installation.api_token) as client:
         await _until_ready(client, installation, stopped)
         if file is None or stopped.is_set():

@@ -90,6 +90,7 @@ PLACES: Final = {
     "up": VerbPlace(f"{_HERE}.up", "up", "Run a whole installation on this machine."),
     "dispatcher": VerbPlace(f"{_HERE}.processes", "dispatcher", "Run a dispatcher."),
     "worker": VerbPlace(f"{_HERE}.processes", "worker", "Run a worker of the pipeline."),
+    "sink": VerbPlace(f"{_HERE}.processes", "sink", "Run a sink of buffered datasets."),
     "source": VerbPlace(f"{_HERE}.processes", "source", "Run event sources: cron and webhooks."),
     "query-service": VerbPlace(f"{_HERE}.processes", "query_service", "Run a query service."),
     "deploy": VerbPlace(f"{_HERE}.deploy", "deploy", "Print deployment manifests for workers."),
@@ -99,6 +100,9 @@ PLACES: Final = {
     "dag": VerbPlace(f"{_HERE}.dag", "dag", "Check, compare and deploy DAG files."),
     "task": VerbPlace(f"{_HERE}.task", "task", "List, show, cancel and replay tasks."),
     "dataset": VerbPlace(f"{_HERE}.dataset", "dataset", "Show published datasets."),
+    "rejected": VerbPlace(
+        f"{_HERE}.rejected", "rejected", "Show and give back rows that a sink has rejected."
+    ),
     "query": VerbPlace(f"{_HERE}.query", "query", "Query datasets by SQL."),
     "trigger": VerbPlace(f"{_HERE}.trigger", "trigger", "Ingest an event of a source."),
     "backfill": VerbPlace(
@@ -113,7 +117,7 @@ PLACES: Final = {
         f"{_HERE}.control", "operator", "Show and set concurrency limits of operators."
     ),
     "outbox": VerbPlace(f"{_HERE}.outbox", "outbox", "Show and retry failed outbox messages."),
-    "token": VerbPlace(f"{_HERE}.token", "token", "Manage tokens for reading datasets as tables."),
+    "token": VerbPlace(f"{_HERE}.keys", "token", "Manage tokens for reading datasets as tables."),
     "keys": VerbPlace(f"{_HERE}.keys", "keys", "Manage the keys that sign task tokens."),
     "alerts": VerbPlace(f"{_HERE}.alerts", "alerts", "Show alerts."),
     "audit": VerbPlace(f"{_HERE}.audit", "audit", "Show the audit log."),

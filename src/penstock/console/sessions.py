@@ -34,12 +34,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
+from penstock.dispatcher.database.pool import Connection, Database, query
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy, new_id
 
 COOKIE: Final = "penstock_session"
 SESSION_SECONDS: Final = 12 * 3600
 _COOKIE_CHARACTERS_MAX: Final = 500
+_FORGOTTEN_MAX: Final = 1000
+"""How many old sign-outs one turn takes away."""
 
 
 class ConsoleRole(StrEnum):
@@ -74,6 +77,38 @@ class SignOuts(Protocol):
     async def among(self, numbers: Collection[str]) -> Collection[str]:
         """Which of these it has."""
         ...
+
+
+class EndedSessions:
+    """The sign-outs, as rows of Postgres. Each operation is one short transaction.
+
+    A row has the number of a session, which proves nothing to anybody. It is removed when the
+    cookie has long expired, by whoever signs out next, so there are as many as recent sign-outs.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def end(self, number: str, *, seconds: float) -> None:
+        """End a session, whose cookie would be good for so many seconds at most."""
+
+        async def work(connection: Connection) -> None:
+            await connection.execute(query("end_session"), {"number": number, "seconds": seconds})
+            await connection.execute(query("forget_ended_sessions"), {"limit": _FORGOTTEN_MAX})
+
+        await self._database.transact(work)
+
+    async def among(self, numbers: Collection[str]) -> frozenset[str]:
+        """Which of these are ended."""
+        if not numbers:
+            return frozenset()
+
+        async def work(connection: Connection) -> frozenset[str]:
+            asked = {"numbers": list(numbers)}
+            rows = await (await connection.execute(query("ended_sessions"), asked)).fetchall()
+            return frozenset(row["number"] for row in rows)
+
+        return await self._database.transact(work)
 
 
 class ConsoleSessions:

@@ -9,6 +9,7 @@
     datasets/{dataset}/{generation}/~many/{attempt}/{partition}/…         of one of many partitions
     datasets/{dataset}/{generation}/~many/{attempt}/~merge-2/{partition}/…  the same, merged again
     scratch/{attempt}/…                                                   what it needed on the way
+    buffers/{dataset}/{attempt}/…                  batches that it has published into a buffered one
 
 Keys are relative to the root of the store. An attempt is `{task}-{attempt}-{digest}`: the numbers
 tell a sweeper whose folder it is. The digest is one of the attempt's lease token, which is random:
@@ -46,6 +47,8 @@ DATASETS: Final = "datasets/"
 """The prefix of all datasets."""
 SCRATCH: Final = "scratch/"
 """The prefix of what attempts do not publish."""
+BUFFERS: Final = "buffers/"
+"""The prefix of batches of rows that were published into buffered datasets."""
 MANIFEST: Final = "manifest.json"
 HIDDEN_MANIFEST: Final = "_manifest.json"
 """Of what users' own code has written. Readers of whole folders, such as those of pyarrow, pandas
@@ -142,6 +145,22 @@ def attempt_of_place(place: str) -> AttemptOf | None:
 def scratch_prefix(attempt: str) -> str:
     """The key of an attempt's scratch folder, without a slash at its end."""
     return SCRATCH + attempt
+
+
+def buffer_prefix(dataset: str, *, attempt: str) -> str:
+    """The key of the folder of an attempt's batches for a buffered dataset, without a slash."""
+    return f"{BUFFERS}{part(dataset)}/{attempt}"
+
+
+def place_of_key(key: str) -> str | None:
+    """The place, as the sweeper names it, of a key in a folder of an attempt; None for others."""
+    first, _, rest = key.partition("/")
+    parts = rest.split("/")
+    depth = {SCRATCH: 1, BUFFERS: 2}.get(f"{first}/")
+    if depth is None:
+        return place_of(f"/{key}")
+    is_ours = len(parts) > depth and attempt_of(parts[depth - 1]) is not None
+    return "/".join(parts[:depth]) if is_ours else None
 
 
 def partition_current_key(dataset: str, *, generation: str, partition_key: str | None) -> str:

@@ -17,8 +17,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Annotated, Any, BinaryIO, Final
@@ -43,7 +43,8 @@ _Ends = tuple[
     str, int | float | str | None, int | float | str | None, Annotated[int, Meta(ge=0)] | None, bool
 ]
 _READ_BYTES_MAX: Final = 4 * 1024**3
-"""How much of all files is handed over at most."""
+_READS_MAX: Final = 4
+"""How much of all files is handed over at most: so much, or each of them so often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,19 @@ def _footer(said: dict[str, Any] | None) -> Footer | None:
     )
 
 
+def copied(file: BinaryIO, columns: Sequence[Column], *, seconds_max: float) -> Iterator[bytes]:
+    """All rows of a file as CSV for COPY, in pieces: these columns in this order, or null.
+
+    Raises `PenstockError` for what cannot be read so, after some pieces perhaps.
+    """
+    asked = {"copied": [[each.name, each.type] for each in columns]}
+    with _process([file], asked, seconds_max=seconds_max) as reader:
+        found = yield from _served(reader, [file], _FOOTERS_BYTES_MAX)
+        reader.check(found)
+    if found != [{}]:
+        raise PenstockError("The file cannot be read as Parquet.")
+
+
 def _ask(
     files: Sequence[BinaryIO],
     asked: dict[str, Any],
@@ -166,6 +180,38 @@ def _ask(
     seconds_max: float,
     answer_bytes_max: int,
 ) -> list[dict[str, Any] | None]:
+    with _process(files, asked, seconds_max=seconds_max) as reader:
+        found: object = None
+        try:
+            next(_served(reader, files, answer_bytes_max))
+        except StopIteration as end:
+            found = end.value
+        reader.check(found)
+    if not isinstance(found, list) or len(found) != len(files):
+        raise PenstockError("The file cannot be read as Parquet.")
+    return [each if isinstance(each, dict) else None for each in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A process that reads files, and what it is asked."""
+
+    process: subprocess.Popen[bytes]
+    asked: dict[str, Any]
+    is_late: threading.Event
+    seconds_max: float
+
+    def check(self, found: object) -> None:
+        """Raise `PenstockError` if it has found nothing because its time was over."""
+        if self.is_late.is_set() and found is None:
+            told = f"The file could not be read within {self.seconds_max:.0f} seconds."
+            raise PenstockError(told)
+
+
+@contextmanager
+def _process(
+    files: Sequence[BinaryIO], asked: dict[str, Any], *, seconds_max: float
+) -> Iterator[_Reader]:
     sizes = [each.seek(0, io.SEEK_END) for each in files]
     asked = {**asked, "sizes": sizes, "cpu_seconds": max(1, int(seconds_max) + 2)}
     process = subprocess.Popen(  # noqa: S603 - our own
@@ -186,7 +232,7 @@ def _ask(
     timer.daemon = True
     timer.start()
     try:
-        found = _answered(process, files, asked, answer_bytes_max)
+        yield _Reader(process, asked, is_late, seconds_max)
     finally:
         timer.cancel()
         process.kill()
@@ -195,23 +241,19 @@ def _ask(
             assert pipe is not None
             with suppress(OSError):
                 pipe.close()
-    if is_late.is_set() and found is None:
-        raise PenstockError(f"The file could not be read within {seconds_max:.0f} seconds.")
-    if not isinstance(found, list) or len(found) != len(files):
-        raise PenstockError("The file cannot be read as Parquet.")
-    return [each if isinstance(each, dict) else None for each in found]
 
 
-def _answered(
-    process: subprocess.Popen[bytes],
-    files: Sequence[BinaryIO],
-    asked: dict[str, Any],
-    answer_bytes_max: int,
-) -> object:
-    """Hand over what the process asks for; what it has found, or None if it has ended so."""
+def _served(
+    reader: _Reader, files: Sequence[BinaryIO], answer_bytes_max: int
+) -> Generator[bytes, None, object]:
+    """Hand over what the process asks for; what it has found, or None if it has ended so.
+
+    Yields what it copies, and nothing where nothing is to be copied.
+    """
+    process, asked = reader.process, reader.asked
     assert process.stdin is not None
     assert process.stdout is not None
-    left = _READ_BYTES_MAX
+    left = max(_READ_BYTES_MAX, _READS_MAX * sum(asked["sizes"]))
     try:
         process.stdin.write(json.dumps(asked).encode() + b"\n")
         process.stdin.flush()
@@ -219,6 +261,11 @@ def _answered(
             said = json.loads(line)
             if "found" in said:
                 return said["found"]
+            if "copied" in said and "copied" in asked:
+                if not 0 <= said["copied"] <= parquet_child.PIECE_BYTES_MAX:
+                    return None
+                yield process.stdout.read(said["copied"])
+                continue
             left -= said["bytes"]
             if left < 0 or not 0 <= said["bytes"] <= parquet_child.PIECE_BYTES_MAX:
                 return None

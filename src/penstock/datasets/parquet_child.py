@@ -95,6 +95,7 @@ BOUNDS_MAX = 32
 CHARACTERS_MAX = 32
 """Of how many columns bounds are told, and how much of a text; as in `bounds`."""
 ROW_GROUPS_MAX = 10_000
+COPY_ROWS = 8_192
 LEGACY = b"org.apache.spark.legacy"
 """How keys of a footer begin if Spark was told to write dates as its earliest releases did."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -115,8 +116,6 @@ _WORDS = {
     "binary": "binary",
     "large_binary": "binary",
     "date32[day]": "date",
-    "timestamp[us]": "timestamp_ntz",
-    "timestamp[ms]": "timestamp_ntz",
 }
 
 
@@ -158,6 +157,13 @@ class RemoteFile(io.RawIOBase):
 def say(what: dict[str, Any]) -> None:
     """Write a line."""
     body = memoryview(json.dumps(what).encode() + b"\n")
+    while body:
+        body = body[os.write(1, body) :]
+
+
+def say_bytes(body: memoryview) -> None:
+    """Write bytes, after the line that says how many."""
+    say({"copied": len(body)})
     while body:
         body = body[os.write(1, body) :]
 
@@ -212,6 +218,59 @@ def first_rows(file: Any, asked: dict[str, Any]) -> dict[str, Any]:
         "rows": rows,
         "left_out": max(0, len(names) - columns_max),
     }
+
+
+def copied_pieces(file: Any, columns: list[list[str]]) -> Iterator[memoryview]:
+    """All rows of a file as the lines that COPY takes.
+
+    Columns are taken by their names, in this order; one that a file does not have is null.
+    """
+    pyarrow, csv = import_module("pyarrow"), import_module("pyarrow.csv")
+    places = {field.name: place for place, field in enumerate(file.schema_arrow)}
+    kept = [name for name, _ in columns if name in places]
+    options = csv.WriteOptions(include_header=False)
+    for batch in file.iter_batches(batch_size=COPY_ROWS, columns=kept, use_threads=False):
+        held = dict(zip(batch.schema.names, batch.columns, strict=True))
+        arrays = [
+            copied(pyarrow, held[name], kind) if name in held else pyarrow.nulls(batch.num_rows)
+            for name, kind in columns
+        ]
+        piece = io.BytesIO()
+        named = [str(number) for number in range(len(arrays))]
+        csv.write_csv(pyarrow.record_batch(arrays, names=named), piece, options)
+        body = piece.getbuffer()
+        for at in range(0, len(body), PIECE_BYTES_MAX):
+            yield body[at : at + PIECE_BYTES_MAX]
+
+
+def copied(pyarrow: Any, array: Any, kind: str) -> Any:
+    """A column as CSV has it: moments in UTC, bytes in hexadecimal digits, nested ones as JSON."""
+    types = pyarrow.types
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_timestamp(array.type):
+        # Without its zone, so that no table of zones is asked for: the values are those of UTC.
+        return array.view(pyarrow.timestamp(array.type.unit))
+    if types.is_nested(array.type) or kind.startswith(("array<", "map<", "struct<")):
+        values = array.to_pylist(maps_as_pydicts="lossy")
+        texts = [None if x is None else json.dumps(plain(x)) for x in values]
+        return pyarrow.array(
+            [x and x.replace("\\u0000", "\\ufffd") for x in texts], pyarrow.string()
+        )
+    if types.is_binary(array.type) or types.is_large_binary(array.type):
+        texts = [None if x is None else "\\x" + x.hex() for x in array.to_pylist()]
+        return pyarrow.array(texts, pyarrow.string())
+    if types.is_string(array.type) or types.is_large_string(array.type):
+        return text_of(array)
+    return array
+
+
+def text_of(array: Any) -> Any:
+    """Texts without the one character that Postgres cannot hold."""
+    compute = import_module("pyarrow.compute")
+    if compute.any(compute.match_substring(array, "\0")).as_py():
+        return compute.replace_substring(array, "\0", "\N{REPLACEMENT CHARACTER}")
+    return array
 
 
 def footer(file: Any) -> dict[str, Any]:
@@ -353,14 +412,15 @@ def plain_end(value: Any) -> Any:
 
 
 def word(kind: Any) -> str:
-    """A type of Arrow's in Spark's words, as Spark would read it of the file."""
+    """A type of Arrow's in Spark's words, as it is read of the file."""
     types = import_module("pyarrow").types
     if types.is_dictionary(kind):
         return word(kind.value_type)
     if types.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
-    if types.is_timestamp(kind) and kind.tz is not None and kind.unit in ("us", "ms"):
-        return "timestamp"
+    if types.is_timestamp(kind) and kind.unit != "s":
+        # Spark reads no nanoseconds, and says so; all others read them as microseconds.
+        return "timestamp_ntz" if kind.tz is None else "timestamp"
     if types.is_map(kind):
         return f"map<{word(kind.key_type)},{word(kind.item_type)}>"
     if types.is_list(kind) or types.is_large_list(kind):
@@ -454,6 +514,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     asked = json.loads(sys.stdin.buffer.readline())
     pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    if "copied" in asked:
+        import_module("pyarrow.compute")
+        import_module("pyarrow.csv")
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
     # Arrow looks for time zones when it meets one.
@@ -464,7 +527,12 @@ def main() -> None:
         opened = io.BufferedReader(RemoteFile(number, size), 256 * 1024)
         try:
             file = parquet.ParquetFile(opened, pre_buffer=False)
-            found.append(first_rows(file, asked) if "rows" in asked else footer(file))
+            if "copied" in asked:
+                for piece in copied_pieces(file, asked["copied"]):
+                    say_bytes(piece)
+                found.append({})
+            else:
+                found.append(first_rows(file, asked) if "rows" in asked else footer(file))
         except EOFError:
             raise
         except Exception:  # noqa: BLE001 - whatever it is, it is the file's

@@ -137,6 +137,52 @@ def _split(text: str, mark: str) -> Iterator[str]:
     yield text[start:]
 
 
+_PRIMITIVES: Final = (
+    *("boolean", *_INTEGERS, *_FRACTIONS),
+    *("string", "binary", "date", "timestamp", "timestamp_ntz"),
+)
+_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_DEPTH_MAX: Final = 20
+_TYPE_CHARACTERS_MAX: Final = 1_000
+
+
+def declared_type(text: str) -> str:
+    """A type as somebody writes it, in the words of schemas; `ValueError` if there is none such.
+
+    >>> declared_type("Decimal(12, 2)")
+    'decimal(12,2)'
+    """
+    found = "".join(text.split())
+    if len(found) > _TYPE_CHARACTERS_MAX:
+        raise ValueError(f"has more than {_TYPE_CHARACTERS_MAX:,} characters")
+    return _declared(found, 0)
+
+
+def _declared(text: str, depth: int) -> str:
+    kind, inner = parts_of(text)
+    kind, wide = kind.lower(), depth + 1
+    match kind:
+        case "array" if len(inner) == 1 and depth < _DEPTH_MAX:
+            return f"array<{_declared(inner[0], wide)}>"
+        case "map" if len(inner) == 2 and depth < _DEPTH_MAX:
+            return f"map<{_declared(inner[0], wide)},{_declared(inner[1], wide)}>"
+        case "struct" if inner and depth < _DEPTH_MAX:
+            fields = [field_of(each) for each in inner]
+            names = {name.casefold() for name, _ in fields if _FIELD.fullmatch(name)}
+            if len(names) == len(fields):
+                said = (f"{name}:{_declared(each, wide)}" for name, each in fields)
+                return f"struct<{','.join(said)}>"
+    decimal = _DECIMAL.fullmatch(kind)
+    if kind in _PRIMITIVES and not inner:
+        return kind
+    if decimal and 1 <= int(decimal[1]) <= _DIGITS_MAX and int(decimal[2]) <= int(decimal[1]):
+        return f"decimal({int(decimal[1])},{int(decimal[2])})"
+    raise ValueError(
+        f"is no type; write {', '.join(_PRIMITIVES)}, decimal(12,2), or array<int>,"
+        " map<string,int>, struct<a:int> of such"
+    )
+
+
 _WAY_OUT: Final = (
     "Another schema needs a new generation: change the job's config and apply the DAG."
 )
@@ -195,6 +241,29 @@ def evolve(held: Sequence[Column], new: Sequence[Column]) -> tuple[Column, ...]:
         is_nullable = each.is_nullable or (found is not None and found.is_nullable)
         grown.append(Column(each.name, both or each.type, is_nullable))
     return (*grown, *added)
+
+
+def refuse_undeclared(declared: Sequence[Column], new: Sequence[Column]) -> None:
+    """Raise `SchemaRefused` if a publication has what the DAG does not declare of its dataset.
+
+    A column may be missing, and narrower. That columns are null is never declared.
+    """
+    planned = {each.name: each for each in declared}
+    for each in new:
+        known = planned.get(each.name)
+        if known is None:
+            raise SchemaRefused(
+                f"The column {each.name!r} ({each.type}) is not among the `columns` of the output.",
+                hint="Add it to `columns` in the DAG, or leave it out.",
+                column=each.name,
+            )
+        if widened(known.type, each.type) != known.type:
+            raise SchemaRefused(
+                f"The column {each.name!r} is {each.type} here, and {known.type} in the `columns`"
+                " of the output.",
+                hint=f"Cast it to {known.type}, or declare another type in the DAG.",
+                column=each.name,
+            )
 
 
 def refuse_for_good(held: Sequence[Column], planned: Sequence[Column]) -> None:

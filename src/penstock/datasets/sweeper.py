@@ -1,8 +1,8 @@
 """What attempts left behind is removed, and nothing that a reader may still read.
 
-Everything below `datasets/` and `scratch/` lies in the folder of an attempt, named after it, but
-for the files `current.json`. Where an attempt has made many partitions by `partition_by`, the
-folder of each is meant, inside of it. The folder of an attempt goes through these states:
+Everything below `datasets/`, `scratch/` and `buffers/` lies in the folder of an attempt, named
+after it, but for the files `current.json`. Where an attempt has made many partitions by
+`partition_by`, the folder of each is meant, inside of it. The folder goes through these states:
 
 | state | who moves it on |
 |---|---|
@@ -11,6 +11,8 @@ folder of each is meant, inside of it. The folder of an attempt goes through the
 | departed: readers may still be at it | the grace passes, attempts that began before it end |
 | orphaned: its attempt is over, and nothing of it was ever published | the grace passes |
 | gone: for ever; no row will ever name it | the sweeper removes its files |
+
+A folder with a batch that was accepted, and is not written yet, is not gone either.
 
 Only the book, which stands on the database, knows the state. Its word GONE is final (PUBLISH-15).
 It is given for what is not published and belongs to an attempt that is over and can no longer
@@ -51,6 +53,7 @@ from typing import Final, Protocol
 
 from penstock.datasets.layout import (
     AGAIN,
+    BUFFERS,
     CURRENT,
     DATASETS,
     MANY,
@@ -70,7 +73,7 @@ DELETES_AT_ONCE: Final = 16
 ROUND_TURNS_MAX: Final = 100_000
 FOLDER_FILES_MAX: Final = 100_000
 """Files of one folder that are removed in a round; the next one removes more."""
-_DEPTHS: Final = {DATASETS: 5, SCRATCH: 2}
+_DEPTHS: Final = {DATASETS: 5, SCRATCH: 2, BUFFERS: 3}
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +150,7 @@ class Sweeper:
         self._book = book
         self._grace_seconds = grace_seconds
         self._prefixes = (
-            (DATASETS, SCRATCH) if dataset is None else (f"{DATASETS}{part(dataset)}/",)
+            (DATASETS, SCRATCH, BUFFERS) if dataset is None else (f"{DATASETS}{part(dataset)}/",)
         )
         self._at = 0
         self._after = ""

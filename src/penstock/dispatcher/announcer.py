@@ -17,7 +17,8 @@ of the outbox, which the relay carries out at its time; so has everything where 
 Lambda has to be told.
 
 States: a channel is kept until it is taken or told; one that was told is pending until a
-notification of it was sent, and one that fails is sent again, with growing pauses. A crash between
+notification of it was sent, and one that fails, for whatever reason, is sent again, with growing
+pauses. A crash between
 the commit and the announcement loses a hint and no task: a dispatcher that starts, and each of them
 every twenty seconds, looks for what can be claimed (`wakeups.notifications`). Made by the wiring;
 called from the event loop, by the pool after each commit and by the endpoint of ends.
@@ -35,7 +36,7 @@ from typing import Final
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.wakeups.base import TaskCounts, WakeUpChannel
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.errors import DatabaseUnavailable
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.service import Service
 
 _log = logging.getLogger(__name__)
@@ -126,13 +127,20 @@ class Announcer(Service):
             tasks_of, self._pending = self._pending, Counter()
             try:
                 await self._elsewhere(tasks_of)
-            except DatabaseUnavailable as error:
+            except Exception as error:  # noqa: BLE001 - announcing goes on, whatever it was
                 if not failures:
-                    _log.warning("failed to notify other dispatchers of work; retrying: %s", error)
+                    _log.warning(
+                        "failed to notify other dispatchers of work; retrying: %s",
+                        error,
+                        # Not our own kind of error is a mistake of ours, as in `loop.Loop`.
+                        exc_info=None if isinstance(error, PenstockError) else error,
+                    )
                 failures += 1
                 self._pending.update(tasks_of)
                 self._has_pending.set()
                 await self._clock.sleep(min(0.25 * 2.0 ** min(failures, 10), _PAUSE_SECONDS_MAX))
             else:
+                if failures:
+                    _log.info("notifying other dispatchers of work recovered")
                 failures = 0
                 await self._clock.sleep(PACE_SECONDS)

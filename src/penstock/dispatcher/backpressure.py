@@ -40,7 +40,7 @@ from typing import Any, Final
 from penstock.dispatcher.dag.model import Dag, Graph, Job, Priority
 from penstock.dispatcher.dag.parser import parse_stored
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
-from penstock.dispatcher.tasks.rows import storable
+from penstock.dispatcher.tasks.rows import storable, wake
 from penstock.kernel.units import duration_text
 from penstock.protocol.steering import PauseAnswer, PressureAnswer, PressuresAnswer
 
@@ -123,7 +123,7 @@ def decide(
 ) -> PressureDecision:
     """What is so now. Jobs without a measure have empty queues; those without a state are calm."""
     # What is only read fills no queue: pausing it would help nobody.
-    graph = Graph(dag, by_triggers=True)
+    graph = Graph(dag, by_triggers=True, by_buffers=True)
     bulk = {
         job.name
         for job in dag.jobs
@@ -259,9 +259,9 @@ class Backpressure:
 
 
 async def wake_jobs(connection: Connection, job_ids: Iterable[int]) -> None:
-    """Write the wake-ups of what can be claimed of these jobs, in the caller's transaction."""
+    """Announce what can be claimed of these jobs, by the caller's transaction."""
     if jobs := sorted(set(job_ids)):
-        await connection.execute(query("wake_jobs"), {"jobs": jobs})
+        await wake(connection, "wake_jobs", jobs=jobs)
 
 
 async def _turn(connection: Connection, known: _InForce) -> float | None:

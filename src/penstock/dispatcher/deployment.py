@@ -68,12 +68,20 @@ from typing import Any, Final
 import psycopg
 from psycopg.types.json import Jsonb
 
+from penstock.datasets.schema import refuse_undeclared
 from penstock.dispatcher.backpressure import wake_jobs
 from penstock.dispatcher.dag.canonical import content_hash, defining_sql, encoded, plain_job
 from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
 from penstock.dispatcher.dag.files import texts
 from penstock.dispatcher.dag.filters import stored_filter
-from penstock.dispatcher.dag.model import Dag, Job, RangeAggregate, UpdateMode, in_queue
+from penstock.dispatcher.dag.model import (
+    Dag,
+    Job,
+    OutputStorage,
+    RangeAggregate,
+    UpdateMode,
+    in_queue,
+)
 from penstock.dispatcher.database.pool import Connection, Database, query
 from penstock.dispatcher.deployment_plan import (
     CutOverOutcome,
@@ -105,7 +113,7 @@ from penstock.dispatcher.deployment_plan import (
     writers,
 )
 from penstock.dispatcher.events import range_looked_at
-from penstock.dispatcher.tasks.schemas import grow_schema
+from penstock.dispatcher.tasks.schemas import grow_schema, stored_columns
 from penstock.kernel.errors import InvalidInput, SchemaRefused
 from penstock.runtimes import DEFAULT_QUEUE
 
@@ -167,7 +175,7 @@ def _definition(job: Job, *, lineage: str, sql: str | None) -> dict[str, Any]:
         "job": job.name,
         "hash": hashlib.sha256(encoded(body)).hexdigest(),
         "body": body,
-        "datasets": sorted(read | written),
+        "datasets": sorted({*read, *written, *job.buffers}),
         "runtime": job.runtime,
         "operator": in_queue(job.operator, str(job.resources.get("queue", DEFAULT_QUEUE))),
         "priority": job.priority.value,
@@ -198,14 +206,16 @@ PUBLISHING_MAX: Final = timedelta(minutes=10)
 class Deployer:
     """The operations on the DAG that is in force."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, why_not_hot: str = "") -> None:
         self._database = database
+        self._why_not_hot = why_not_hot
+        """Why no dataset can have a table of Postgres data."""
 
     async def apply(
         self, dag: Dag, source_text: str, *, force: bool = False
     ) -> DagApplied | DagNotApplied:
         """Put a DAG in force. One that was in force before is gone back to."""
-        _check(dag)
+        self._check(dag)
         digest = content_hash(dag)
 
         async def work(connection: Connection) -> DagApplied | DagNotApplied:
@@ -222,7 +232,7 @@ class Deployer:
 
     async def foresee(self, dag: Dag) -> DagPreview:
         """What `apply` would do. Nothing is changed."""
-        _check(dag)
+        self._check(dag)
         digest = content_hash(dag)
 
         async def work(connection: Connection) -> DagPreview:
@@ -385,28 +395,53 @@ class Deployer:
 
         return await self._database.transact(work)
 
+    def _check(self, dag: Dag) -> None:
+        for job in dag.jobs:
+            if job.heartbeat_timeout_ms > HEARTBEAT_MS_MAX:
+                raise InvalidInput(f"The heartbeat_timeout of {job.name} is longer than a day.")
+            hot = [x.name for x in job.outputs if x.storage is OutputStorage.POSTGRES]
+            if hot and self._why_not_hot:
+                raise InvalidInput(
+                    f"The output {hot[0]} of {job.name} has storage: postgres. {self._why_not_hot}",
+                    hint="See docs/hot-tables.md.",
+                )
+
     async def _with_losses(self, found: DagPreview) -> DagPreview:
         if not found.replaced:
             return found
         return replace(found, losses=await self._losses(found.replaced, found.others))
 
 
-def _check(dag: Dag) -> None:
-    for job in dag.jobs:
-        if job.heartbeat_timeout_ms > HEARTBEAT_MS_MAX:
-            raise InvalidInput(f"The heartbeat_timeout of {job.name} is longer than a day.")
-
-
 async def _put_in_force(
     connection: Connection, dag: Dag, source_text: str, *, force: bool
 ) -> DagApplied | DagNotApplied:
     intent = await to_new(connection, dag)
+    await _refuse_misdeclared(connection, dag, intent)
     if not force and (breaks := await find_breaks(connection, intent.plan, intent.targets)):
         return DagNotApplied(WhyNotApplied.BREAKS, breaks)
     version_id = await write_version(connection, dag, source_text, intent=intent)
     by_dataset = {dataset: intent.lineages[job] for dataset, job in writers(dag).items()}
     await _move_generations(connection, intent.state, intent.plan, lineages=by_dataset)
     return await _finish(connection, intent, version_id=version_id)
+
+
+async def _refuse_misdeclared(connection: Connection, dag: Dag, intent: DagChangeIntent) -> None:
+    """Raise `InvalidInput` if what is published, and kept, has other columns than are declared."""
+    outputs = [(job, each) for job in dag.jobs for each in job.outputs if each.columns]
+    declared = {each.dataset: (job, each.columns) for job, each in outputs}
+    versions = sorted({intent.targets[job.name] for job, _ in declared.values()})
+    for row in await fetch_rows(connection, "held_columns", versions=versions) if versions else ():
+        if row["dataset"] not in declared:
+            continue
+        job, columns = declared[row["dataset"]]
+        try:
+            refuse_undeclared(columns, stored_columns(row["columns"]))
+        except SchemaRefused as error:
+            raise InvalidInput(
+                f"What {row['dataset']} has published does not fit its `columns`. {error.message}",
+                hint=f"Declare it as it is, or change the `config` of {job.name} too, which makes a"
+                " new generation.",
+            ) from error
 
 
 async def _return_to(
@@ -453,6 +488,7 @@ async def _finish(
     scope = {"useless": sorted(plan.useless), "jobs": sorted(targets), "reason": LEFT}
     (row,) = await fetch_rows(connection, "cancel_useless", **scope)
     await connection.execute(query("point_at_version"), {"version": version_id})
+    await _declare_hot(connection, version_id)
     await range_looked_at(connection)
     await connection.execute(query("release_held"))
     rebuilt = sorted(
@@ -493,6 +529,13 @@ async def _finish(
     )
 
 
+async def _declare_hot(connection: Connection, version_id: int) -> None:
+    """Note which generations have tables that follow them, and of what columns."""
+    await connection.execute(query("declare_hot"), {"version": version_id})
+    for step in ("begin_hot", "await_serving"):
+        await connection.execute(query(step))
+
+
 async def _applied(
     connection: Connection,
     version_id: int,
@@ -531,6 +574,7 @@ async def _cut_over(
     moving = {"datasets": sorted(building)}
     retired = await fetch_rows(connection, "retire_generations", **moving)
     await connection.execute(query("promote_generations"), moving)
+    await connection.execute(query("await_serving"))
     left = sorted({row["version"] for row in retired})
     await connection.execute(query("cancel_waiting"), {"versions": left, "reason": LEFT})
     return CutOverOutcome.DONE

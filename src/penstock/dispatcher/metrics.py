@@ -161,6 +161,8 @@ class MetricsSnapshot:
     outbox_pending: int
     """Rows that are due and not sent."""
     outbox_parked: int
+    hot_tables_behind: int
+    hot_tables_behind_seconds: float
     workers: int
     """Those seen in the last 90 seconds."""
     settled_last_minute: Mapping[str, int]
@@ -197,6 +199,16 @@ def _overall(figures: MetricsSnapshot) -> Iterator[Family]:
         ),
         ("outbox_pending", "Outbox entries due for delivery.", figures.outbox_pending),
         ("outbox_parked", "Outbox entries that are parked.", figures.outbox_parked),
+        (
+            "hot_tables_behind",
+            "Tables in Postgres that do not have all that is published.",
+            figures.hot_tables_behind,
+        ),
+        (
+            "hot_tables_behind_seconds",
+            "How long the first of them has been behind.",
+            figures.hot_tables_behind_seconds,
+        ),
         ("workers", "Workers seen within the last 90 seconds.", figures.workers),
     ):
         yield _gauge(f"penstock_{name}", about, [({}, value)])
@@ -264,7 +276,7 @@ def _jobs(figures: MetricsSnapshot) -> Iterator[Family]:
         yield _gauge(f"penstock_job_{name}", about, told)
 
 
-_SETTLED = (TaskStatus.COMPLETED, TaskStatus.DEAD, TaskStatus.CANCELLED)
+_SETTLED = (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
 
 class MetricsReader:
@@ -311,11 +323,7 @@ class MetricsReader:
 
 async def take_turn(database: Database, name: str, *, seconds: float) -> bool:
     """Whether it is ours to do what one dispatcher does for all, once in so many seconds."""
-
-    async def work(connection: Connection) -> bool:
-        return bool(await fetch_rows(connection, "take_turn", name=name, seconds=seconds))
-
-    return await database.transact(work)
+    return bool(await database.fetch("take_turn", {"name": name, "seconds": seconds}))
 
 
 async def _figures(connection: Connection) -> MetricsSnapshot:

@@ -44,7 +44,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.dispatcher.database.pool import Connection, Database, query
-from penstock.dispatcher.tasks.rows import storable
+from penstock.dispatcher.tasks.rows import storable, wake
 from penstock.dispatcher.wakeups.base import TASKS_COUNTED_MAX
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.service import Service
@@ -406,9 +406,8 @@ class Reconciler:
         """Look once."""
 
         async def work(connection: Connection) -> list[str]:
-            asked = {"waited_seconds": self._waited_seconds}
-            found = await connection.execute(query("reconcile"), asked)
-            targets = [row["target"] for row in await found.fetchall()]
+            woken = await wake(connection, "reconcile", waited_seconds=self._waited_seconds)
+            targets = [f"{row['operator']}/{row['priority']}" for row in woken]
             await connection.execute(query("drop_parked_invocations"))
             await connection.execute(query("retry_projections"), {"parked_seconds": PARKED_SECONDS})
             return targets

@@ -1,6 +1,6 @@
 """Retention: what is removed because it is old, or because the DAG says how much is kept.
 
-`RowPruner` removes old events, settled tasks, workers and audit notes. Once an hour one
+`RowPruner` removes old events, settled tasks, batches, workers and audit notes. Once an hour one
 dispatcher makes a pass, in the order of ids, some thousand rows a transaction. Kept, however
 old: - the latest event of every partition and range of every generation, and the highest cursor
 of those
@@ -50,6 +50,7 @@ from typing import Any, Final
 
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.metrics import take_turn
+from penstock.dispatcher.tasks.batches import ID_DAYS
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.units import age_ms
 
@@ -60,7 +61,10 @@ PASS_SECONDS: Final = 3600.0
 ROWS_MAX: Final = 2000
 _BETWEEN_SECONDS: Final = 0.05
 _TURN: Final = "retention"
-_STEPS: Final = ("forget_events", "forget_tasks", "forget_audit", "forget_queries")
+_STEPS: Final = (
+    *("forget_events", "forget_tasks", "forget_audit", "forget_queries"),
+    "forget_batches",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class RowPruner:
             "limit": self._rows_max,
             "days": self._days,
             "dead_days": self._dead_days,
+            "id_days": ID_DAYS + 1,
         }
         row = await (await connection.execute(query(step), asked)).fetchone()
         assert row is not None, "the statement has one row"

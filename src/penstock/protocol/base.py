@@ -16,7 +16,7 @@ TASK_HEADER: Final = "X-Trace-Task-Capability"
 
 PROTOCOL_HEADER: Final = "X-Penstock-Protocol"
 """Which protocol who calls speaks; who does not say so is not judged by it. See decision 0025."""
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """What this release speaks: one more whenever a request may say what an earlier release refuses."""
 PROTOCOL_MIN: Final = 1
 """The earliest that a dispatcher of this release still serves."""
@@ -66,13 +66,17 @@ Page = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class TaskStatus(StrEnum):
-    """The status of a task."""
+    """The status of a task of a pipeline, as Postgres, HTTP, metrics and people have it.
+
+    Members are called as those of `queue.ledger.QueueTaskStatus`; values are what is stored and
+    sent (decision 0122).
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
     RETRYING = "retrying"
-    COMPLETED = "completed"
-    DEAD = "dead"
+    SUCCEEDED = "completed"
+    FAILED = "dead"
     CANCELLED = "cancelled"
 
 

@@ -84,6 +84,32 @@ class GenerationDetail(Answer):
     columns: list[ColumnAnswer]
 
 
+class HotTableAnswer(Answer):
+    """How far the table of a dataset is that follows what is published."""
+
+    dataset: str
+    is_served: bool
+    """Whether readers of its view have the current generation."""
+    partitions: int
+    """Of the current generation."""
+    behind: int
+    """Those of them that the table does not have as they are published."""
+    behind_seconds: float
+    """How long the first of these has been so."""
+    events: int
+    """Those that wait for it."""
+    problem: str | None
+    """Why it is behind, if that is not only for a moment."""
+    url: str = ""
+    """Where to read it; without a password."""
+
+
+class RebuildTableAnswer(Answer):
+    """What is to be loaded again."""
+
+    partitions: int
+
+
 class DatasetDetail(Answer):
     """Everything about one dataset."""
 
@@ -100,6 +126,8 @@ class DatasetDetail(Answer):
     generations: list[GenerationDetail]
     """Those that are live, and the last that were."""
     maintain: MaintainedAnswer | None = None
+    table: HotTableAnswer | None = None
+    """The table in Postgres that has its rows too."""
 
 
 class SnapshotPart(PartAnswer, omit_defaults=False):
@@ -339,3 +367,74 @@ class TasksAsk(_CatalogAsk, kw_only=True):
 
 class ReportAsk(_CatalogAsk, kw_only=True):
     """Metrics of a client, which are ignored."""
+
+
+class BufferAnswer(Answer):
+    """A buffered dataset, and the batches that wait for its sink; 10,000 stands for many."""
+
+    dataset: str
+    job: str
+    rejected: str
+    """The dataset of rows that did not fit."""
+    held: int
+    """Of attempts that have not completed."""
+    waiting: int
+    taken: int
+    """That tasks of the sink write now, or will try again."""
+    waited_seconds: float = 0.0
+    pressed: str | None = None
+    """Why nothing more is taken for now."""
+
+
+class BuffersAnswer(Answer):
+    buffers: list[BufferAnswer]
+
+
+class RejectedParams(Ask):
+    name: Name
+    """The buffered dataset."""
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+class RejectedRow(Answer):
+    """A row that a sink did not write."""
+
+    sequence: int
+    """The batch that it came in."""
+    place: int
+    """Its place in that batch; -1 for the batch as a whole."""
+    reason: str
+    batch: str
+    task: int
+    row: str | None = None
+    """Its text; none of a batch that could not be read, or of a row that is too long."""
+    partition_key: str | None = None
+
+
+class RejectedAnswer(Answer):
+    """The rows of the batches that were rejected last, without those that were dealt with."""
+
+    rows: list[RejectedRow]
+    is_cut: bool = False
+    """Whether there may be more."""
+
+
+class RejectedPlace(Ask):
+    sequence: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    place: Annotated[int, Meta(ge=-1, le=2**53)]
+    row: Annotated[str, Meta(min_length=2, max_length=256 * 1024, pattern=HELD)] | None = None
+    """What is published in its place, a JSON object; none is the row as it was."""
+
+
+class RejectedAsk(Ask):
+    """Give rows back to the buffer, as they were or mended, or drop them."""
+
+    rows: Annotated[list[RejectedPlace], Meta(min_length=1, max_length=1000)]
+    is_dropped: bool = False
+
+
+class RejectedDoneAnswer(Answer):
+    rows: int
+    """How many were dealt with; the others were before."""
+    batches: list[int] = []
+    """The sequences of the batches that they were given back in."""

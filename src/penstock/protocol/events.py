@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from math import isfinite
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -62,6 +62,47 @@ class TaskEventsAsk(Ask):
     attempt: AttemptNumber
     lease_token: LeaseToken
     events: Annotated[list[EventAsk], Meta(min_length=1, max_length=1000)]
+
+
+BATCH_BYTES_MAX: Final = 256 * 1024
+"""How many bytes the rows of a batch may have that are sent inline."""
+FILE_BYTES_MAX: Final = 64 * 2**20
+"""How many the file of a batch may have."""
+ROWS_MAX: Final = 100_000
+
+
+class BatchFile(Ask):
+    """A file in a folder of the attempt's own, which is not changed afterwards."""
+
+    location: Annotated[str, Meta(min_length=1, max_length=2_000, pattern=HELD)]
+    format: Literal["jsonl", "arrow", "parquet"]
+    bytes: Annotated[int, Meta(ge=1, le=FILE_BYTES_MAX)]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class BufferPublishAsk(Ask):
+    """A batch of rows for a buffered dataset: as `rows`, as `arrow` or as a `file`."""
+
+    dataset: Name
+    batch: Annotated[str, Meta(min_length=1, max_length=400, pattern=HELD)]
+    """The publisher's id of the batch: the same again is the same batch."""
+    partition_key: Annotated[str, Meta(min_length=1, max_length=500, pattern=HELD)] | None = None
+    rows: Annotated[list[msgspec.Raw], Meta(max_length=ROWS_MAX)] | None = None
+    """JSON objects, each a row."""
+    arrow: bytes | None = None
+    """A stream of Arrow IPC, in base64."""
+    file: BatchFile | None = None
+    made_at: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    """When the rows were made, in milliseconds since 1970: of sources that are always on."""
+
+
+class BufferPublishAnswer(Answer):
+    """The batch is kept: as `held` until the attempt completes, or `released` already."""
+
+    sequence: int
+    state: str
+    is_new: bool
+    """Whether it was not there before."""
 
 
 class EventResult(Answer):

@@ -8,13 +8,18 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from penstock.protocol.base import Answer, Ask, Name, Page, TaskNumber
+from penstock.protocol.base import HELD, Answer, Ask, Name, Page, TaskNumber
 from penstock.protocol.datasets import ColumnAnswer, Moment
 
 SQL_CHARACTERS_MAX: Final = 100_000
 TABLES_MAX: Final = 64
 QUERY_PARTS_MAX: Final = 10_000
 QUERY_SECONDS_MAX: Final = 3_600.0
+QUERY_LESS_HINT: Final = (
+    "Select less, by a condition on `partition_key`, fewer columns or a LIMIT; or run it as a job"
+    " of the runtime `spark`."
+)
+"""What to do about a query that is too slow or too large."""
 Sql = Annotated[str, Meta(min_length=1)]
 """Of at most `SQL_CHARACTERS_MAX` characters, which is judged where it is begun."""
 Ticket = Annotated[str, Meta(min_length=16, max_length=64)]
@@ -64,6 +69,13 @@ class QueryBeginAsk(Ask):
     at: Moment | None = None
     refusal: str | None = None
     """Why it is not run: it is noted, and nothing else."""
+    ticket: Ticket | None = None
+    """What it is ended by, made by the service: who begins with the same again begins nothing new;
+    None leaves it to the dispatcher."""
+    service: Annotated[str, Meta(max_length=200, pattern=HELD)] = ""
+    """Which query service that is."""
+    seconds: Annotated[float, Meta(ge=1, le=2 * QUERY_SECONDS_MAX)] = 2 * QUERY_SECONDS_MAX
+    """After how long a query that has not ended counts as lost."""
 
 
 class QueryPart(Answer):
@@ -95,7 +107,7 @@ class QueryBeginAnswer(Answer):
 
 
 class QueryOutcome(StrEnum):
-    COMPLETED = "completed"
+    SUCCEEDED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
@@ -133,11 +145,15 @@ class QueryRow(Answer):
     """Of each dataset its name, generation and, if the query was about a time, snapshot."""
     began_at: datetime
     ended_at: datetime | None
-    """Null while it runs, and for good if the query service was killed."""
+    """Null while it runs; of one that was lost, when it counted as that."""
     outcome: str | None
+    """completed, failed, cancelled, refused, or lost: with its query service, which is in `reason`;
+    null while it runs."""
     rows: int | None
     bytes: int | None
     reason: str | None
+    service: str | None = None
+    """The query service that has run or refused it."""
 
 
 class QueriesAnswer(Answer):

@@ -19,6 +19,7 @@ from penstock.protocol.base import (
     Payload,
     TaskNumber,
 )
+from penstock.protocol.datasets import HotTableAnswer
 from penstock.protocol.events import EventResult
 from penstock.protocol.work import PublishedAnswer
 
@@ -139,6 +140,8 @@ class StatusAnswer(Answer):
     workers: int
     """Workers that were heard of in the last 90 seconds."""
     backfills: list[BackfillAnswer]
+    tables: list[HotTableAnswer] = []
+    """Those in Postgres that do not have what is published."""
 
 
 class TaskSummary(Answer):

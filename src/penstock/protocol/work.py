@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
@@ -87,6 +88,9 @@ class WaitAnswer(Answer):
     """What to serve, if the request had a `hello` and other `operators`."""
 
 
+ClaimId = Annotated[str, Meta(min_length=16, max_length=64, pattern="^[!-~]*$")]
+
+
 class ClaimAsk(Ask):
     """One task by its number, or the next ones of an operator."""
 
@@ -97,6 +101,9 @@ class ClaimAsk(Ask):
     """Only of this job."""
     in_batches: bool = False
     """Whether tasks of jobs that coalesce may come in batches, so more of them than `limit`."""
+    claim_id: ClaimId | None = None
+    """Chosen by the worker for one claim. The same again, because its answer was lost, has the same
+    answer, also at another dispatcher; and what it brings is to be acknowledged."""
 
 
 class PartAnswer(Answer, omit_defaults=True):
@@ -174,6 +181,9 @@ class Assignment(Answer):
     """The name under which it was queued: its operator, and its queue if not the default."""
     runs_alone: bool = False
     """Whether nothing else may run in its process, since a process that it ran in died."""
+    acknowledge_seconds: float = 0.0
+    """Within how long a heartbeat, or the end, has to say that the claim was answered: until then
+    the lease lasts no longer, and the attempt is not counted. 0 if the claim had no id."""
 
 
 class ClaimAnswer(Answer):
@@ -191,6 +201,28 @@ class HeldAsk(Ask):
     token: Capability | None = None
     """The capability token of the attempt; in a call about one task the header may have it."""
     progress: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatPolicy:
+    """How long a worker may be silent, and how often it says in that time that it lives.
+
+    The timeout only decides where a whole machine is gone, or a worker that nobody starts again:
+    what was killed elsewhere is given up at once (`penstock.worker.recovery`). So it is as long
+    as what a worker has to survive: a dispatcher that hangs answers nothing for 25 s, a Postgres
+    that fails over is away for half a minute, a laptop's network for less. Three beats fit into it,
+    so that two may be lost in a row; more would cost a statement each and save no attempt.
+    """
+
+    timeout_ms: int
+    beats: int
+
+    def pause_seconds(self, timeout_seconds: float) -> float:
+        """How long a worker waits between two beats of a job with this timeout."""
+        return timeout_seconds / self.beats
+
+
+HEARTBEATS: Final = HeartbeatPolicy(timeout_ms=60_000, beats=3)
 
 
 class HeartbeatAsk(Ask):
@@ -284,6 +316,8 @@ class CompleteAsk(Ask):
     next: Annotated[list[NextClaim], Meta(max_length=100)] = []
     """What a worker that says who it is would claim next: of one of these operators the answer has
     tasks: one that the ends of this call have made work of, or else the first that is wanted."""
+    claim_id: ClaimId | None = None
+    """Of the claim for `next`, as in a claim: a report that is repeated brings the same tasks."""
 
 
 class TaskStateAnswer(Answer):

@@ -50,7 +50,13 @@ from urllib.parse import quote
 from penstock.datasets import parquet_child as lockdown
 from penstock.datasets.schema import field_of, parts_of
 from penstock.query.pruning import conditions
-from penstock.query.result_writer import QueryRefused, ResultStream, encoder, written
+from penstock.query.result_writer import (
+    QueryRefused,
+    ResultStream,
+    encoder,
+    unique_names,
+    written,
+)
 
 HEADER = struct.Struct(">IB")
 JSON, DATA = 0, 1
@@ -350,6 +356,8 @@ def connected(settings: dict[str, Any], files: Any, memory_bytes: int) -> Any:
     )
     connection.register_filesystem(files)
     connection.execute("SET TimeZone = 'UTC'")
+    # One query reads hardly anything twice, and the cache is a copy of all that is read.
+    connection.execute("SET enable_external_file_cache = false")
     where = f"{PROTOCOL}://{SPILL}" if settings["spill_bytes"] else ""
     connection.execute(f"SET temp_directory = '{where}'")
     connection.execute(f"SET max_temp_directory_size = '{settings['spill_bytes']}B'")
@@ -372,7 +380,7 @@ def parsed(connection: Any, sql: str) -> dict[str, Any]:
         said = str(tree.get("error_message", ""))
         if "Only SELECT" in said:
             said = "Only one SELECT is allowed: no other statement is run."
-        raise QueryRefused(said, position=_position(tree))
+        raise QueryRefused(said, position=_position(tree, sql))
     statements = tree["statements"]
     if len(statements) != 1:
         raise QueryRefused(
@@ -387,7 +395,7 @@ def parsed(connection: Any, sql: str) -> dict[str, Any]:
             waiting += node
         if not isinstance(node, dict):
             continue
-        _look(node, tables, given)
+        _look(node, tables, given, sql)
         waiting += node.values()
     return {
         "tables": list(tables),
@@ -396,9 +404,9 @@ def parsed(connection: Any, sql: str) -> dict[str, Any]:
     }
 
 
-def _look(node: dict[str, Any], tables: dict[str, None], given: dict[str, None]) -> None:
+def _look(node: dict[str, Any], tables: dict[str, None], given: dict[str, None], sql: str) -> None:
     position = node.get("query_location")
-    at = position if isinstance(position, int) and 0 <= position < 2**31 else None
+    at = _characters(sql, position) if isinstance(position, int) and 0 <= position < 2**31 else None
     if isinstance(node.get("cte_map"), dict):
         given |= dict.fromkeys(each["key"] for each in node["cte_map"].get("map", ()))
     kind = node.get("type")
@@ -416,9 +424,20 @@ def _look(node: dict[str, Any], tables: dict[str, None], given: dict[str, None])
             raise QueryRefused(f"The table function {name} is not allowed.", position=at)
 
 
-def _position(said: dict[str, Any]) -> int | None:
+def _position(said: dict[str, Any], sql: str) -> int | None:
+    """The place of an error in a text, in characters. Errors of DuckDB's parser have them, and all
+    others bytes."""
     text = str(said.get("position", ""))
-    return int(text) if text.isdecimal() else None
+    if not text.isdecimal():
+        return None
+    kind = said.get("error_type") or said.get("exception_type")
+    is_parsers = str(kind).lower() == "parser"
+    return int(text) if is_parsers else _characters(sql, int(text))
+
+
+def _characters(sql: str, position: int) -> int:
+    """How many characters so many bytes of a text are."""
+    return len(sql.encode()[:position].decode(errors="ignore"))
 
 
 def view_of(table: dict[str, Any]) -> str:
@@ -507,7 +526,9 @@ def answer(connection: Any, wire: Wire, ask: dict[str, Any], files: Any) -> None
         explained(connection, wire, ask)
         return
     result = connection.execute(ask["sql"])
-    columns = [[name, str(kind)] for name, kind, *_ in connection.description]
+    names = unique_names([name for name, *_ in connection.description])
+    kinds = [str(kind) for _, kind, *_ in connection.description]
+    columns = [list(each) for each in zip(names, kinds, strict=True)]
     reader = result.to_arrow_reader(BATCH_ROWS)
     wire.say({"columns": columns})
     rows, is_cut = written(reader, ResultStream(wire.data, ask["bytes_max"]), ask)
@@ -520,7 +541,7 @@ def explained(connection: Any, wire: Wire, ask: dict[str, Any]) -> None:
     try:
         rows = connection.execute(f"{before}{ask['sql']}").fetchall()
     except Exception as error:
-        said = _said(error)
+        said = _said(error, f"{before}{ask['sql']}")
         at = said["position"]
         at = None if at is None else max(0, at - len(before))
         raise QueryRefused(said["message"], position=at, kind=said["kind"]) from error
@@ -563,8 +584,8 @@ def give_up(settings: dict[str, Any], user: int, parent: int, spill: list[int]) 
     return True
 
 
-def _said(error: BaseException) -> dict[str, Any]:
-    """An error as its reader gets it."""
+def _said(error: BaseException, sql: str) -> dict[str, Any]:
+    """An error of this text as its reader gets it."""
     if isinstance(error, QueryRefused):
         return {"message": error.message, "position": error.position, "kind": error.kind}
     # What Python's frames are is nobody's business who asks.
@@ -574,7 +595,7 @@ def _said(error: BaseException) -> dict[str, Any]:
         try:
             told = json.loads(text[at:])
             text = f"{told['exception_type']}: {told['exception_message']}"
-            position = _position(told)
+            position = _position(told, sql)
             kind = "memory" if "Memory" in told["exception_type"] else "query"
         except (ValueError, KeyError, TypeError):
             pass
@@ -596,14 +617,15 @@ def serve(settings: dict[str, Any], user: int, parent: int) -> None:
     # Now: a socket looks at itself when it is made.
     wire = Wire(socket.socket(fileno=SOCKET))
     is_closed = give_up(settings, user, parent, spilling)
+    sql = ""
     try:
         files = file_system(wire, spilling)
         connection = connected(settings, files, settings["memory_bytes"])
         wire.say({"ready": True, "is_closed": is_closed})
-        ask = wire.hear()
-        wire.say(parsed(connection, ask["sql"]))
-        answer(connection, wire, {**wire.hear(), "sql": ask["sql"]}, files)
+        sql = wire.hear()["sql"]
+        wire.say(parsed(connection, sql))
+        answer(connection, wire, {**wire.hear(), "sql": sql}, files)
     except EOFError:
         pass
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is the query's
-        wire.say({"error": _said(error)})
+        wire.say({"error": _said(error, sql)})

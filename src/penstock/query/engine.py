@@ -15,9 +15,10 @@ server, which ends with this process.
 After `idle_seconds` without a query the one that waits is ended, and the fork server too.
 
 Users: where this runs as root on Linux, each process is a user whom nobody else is, taken from
-`uids` by a lock (`penstock.runtimes.uid_pool`). Elsewhere the processes are this user, closed by
-the filter of calls alone: `is_isolated` is then False, and only callers who may read everything
-are served. Blocks, but for the pool.
+`uids` by a lock (`penstock.runtimes.uid_pool`). To end a user costs more than a small query, so one
+whose process was closed, and has been waited for, is kept, locked, for another query. Elsewhere the
+processes are this user, closed by the filter of calls alone: `is_isolated` is then False, and only
+callers who may read everything are served. Blocks, but for the pool.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -40,6 +42,7 @@ from typing import Any, BinaryIO, Final
 
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound, PenstockError
+from penstock.protocol.queries import QUERY_LESS_HINT
 from penstock.query import child, fork_server, pruning
 from penstock.query.pruning import Condition
 from penstock.runtimes.uid_pool import LeasedUid, UidPool
@@ -51,6 +54,9 @@ FILES_MAX: Final = 10_000
 OPEN_FILES_MAX: Final = 512
 """How many files of folders are handed over open; of more, ranges."""
 IDLE_SECONDS: Final = 120.0
+_USERS_MAX: Final = 4
+"""How many users that are free are kept for the next queries."""
+_TOO_MUCH: Final = frozenset({"too slow", "too large", "memory", "ended"})
 _START_SECONDS_MAX: Final = 60.0
 _READY_BYTES: Final = 1024 * 1024
 _MORE_BYTES: Final = 1024**3
@@ -71,12 +77,15 @@ _ENVIRONMENT: Final = {
 
 
 class QueryFailed(PenstockError):
-    """The query was not run to its end, and why; `kind` is what a caller may act on."""
+    """The query was not run to its end, and why; `kind` is what a caller may act on.
+
+    Of one that needs too much the hint says what to do, whatever it is that is too much.
+    """
 
     def __init__(
         self, message: str, *, kind: str = "query", position: int | None = None, hint: str = ""
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint or (QUERY_LESS_HINT if kind in _TOO_MUCH else ""))
         self.kind = kind
         self.position = position
 
@@ -156,10 +165,12 @@ class QueryForkServer:
         with self._lock:
             return self._asked(fork_server.FORK, user, [theirs.fileno()])
 
-    def end(self, pid: int) -> None:
-        """Kill a child and wait for it. If this process has ended, so has the child."""
+    def end(self, pid: int) -> bool:
+        """Kill a child and wait for it; whether that was seen. If this process has ended, the
+        kernel ends the child."""
         with self._lock, suppress(QueryFailed):
-            self._asked(fork_server.END, pid, [])
+            return self._asked(fork_server.END, pid, []) == pid
+        return False
 
     def close(self) -> None:
         """End it, and with it its children."""
@@ -290,7 +301,8 @@ class QueryProcess:
             self._bytes += len(body)
             if self._bytes > self._bounds.bytes_max + child.FRAME_BYTES_MAX:
                 raise QueryFailed(
-                    f"The result has more than {self._bounds.bytes_max:,} bytes.", kind="too large"
+                    f"The result has more than {self._bounds.bytes_max:,} bytes (`query_bytes`).",
+                    kind="too large",
                 )
             return body
         said = self._read_message(body)
@@ -308,21 +320,25 @@ class QueryProcess:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        """End it, whatever it does, and give back what it has."""
+    def close(self) -> LeasedUid | None:
+        """End it, whatever it does, and give back what it has.
+
+        Returns its user if nothing is left of that: a closed process cannot have made another.
+        """
         self.kill()
-        self._forks.end(self.pid)
+        is_over = self._forks.end(self.pid) and self.is_closed
         self._socket.close()
         for each in self._files:
             if each is not None:
                 each.close()
         self._files = ()
-        if self._user is not None:
-            user, self._user = self._user, None
+        user, self._user = self._user, None
+        if user is not None and not is_over:
             try:
                 user.end()
             except PenstockError as error:
                 _log.error("the user %d of a query stays in use: %s", user.number, error)
+        return user if is_over else None
 
     def _message(self, bytes_max: int) -> dict[str, Any]:
         """The next message that is no wish for a range."""
@@ -429,9 +445,9 @@ class QueryProcess:
     def _late(self) -> QueryFailed:
         self.kill()
         return QueryFailed(
-            f"The query was cancelled after {self._bounds.seconds_max:g} seconds.",
+            f"The query was cancelled after {self._bounds.seconds_max:g} seconds"
+            " (`query_seconds`).",
             kind="too slow",
-            hint="Select less at a time, or run it as a job.",
         )
 
     def _ended(self) -> QueryFailed:
@@ -439,7 +455,6 @@ class QueryProcess:
             "The process of the query exited before its result was complete: it was cancelled, or"
             " needed more memory than `query_memory` allows.",
             kind="ended",
-            hint="Select less at a time, or run it as a job.",
         )
 
 
@@ -471,6 +486,8 @@ class QueryProcesses:
         self._forks: QueryForkServer | None = None
         self._ready: Future[QueryProcess] | None = None
         self._taken = 0
+        self._users: deque[LeasedUid] = deque()
+        """Those of queries that have ended, for the next ones: nothing is left of them."""
         self._idle: asyncio.TimerHandle | None = None
 
     @property
@@ -511,6 +528,8 @@ class QueryProcesses:
         forks, self._forks = self._forks, None
         if forks is not None:
             forks.close()
+        while self._users:
+            self._users.pop().unlock()
 
     async def within(self, work: Any, *given: Any) -> Any:
         """Call something that blocks."""
@@ -520,7 +539,14 @@ class QueryProcesses:
         """Close a process that was taken, whatever becomes of who asks."""
         self._taken -= 1
         process.kill()
-        await asyncio.shield(self.within(process.close))
+        await asyncio.shield(self.within(self._close, process))
+
+    def _close(self, process: QueryProcess) -> None:
+        user = process.close()
+        if user is not None:
+            self._users.append(user)
+            while len(self._users) > _USERS_MAX:
+                self._users.popleft().unlock()
 
     def _end_if_idle(self) -> None:
         if not self._taken:
@@ -533,7 +559,7 @@ class QueryProcesses:
 
     def _start(self, forks: QueryForkServer) -> QueryProcess:
         try:
-            user = None if self._uids is None else self._uids.take()
+            user = None if self._uids is None else self._user(self._uids)
         except PenstockError as error:
             raise QueryFailed(error.message, kind="unavailable", hint=error.hint) from error
         try:
@@ -545,12 +571,20 @@ class QueryProcesses:
         try:
             process.wait()
         except BaseException:
-            process.close()
+            if (left := process.close()) is not None:
+                left.unlock()
             raise
         return process
+
+    def _user(self, uids: UidPool) -> LeasedUid:
+        with suppress(IndexError):
+            return self._users.pop()
+        return uids.take()
 
 
 def _close_made(starting: Future[QueryProcess]) -> None:
     """Close a process that nobody wants any more."""
     if not starting.cancelled() and starting.exception() is None:
-        starting.result().close()
+        user = starting.result().close()
+        if user is not None:
+            user.unlock()

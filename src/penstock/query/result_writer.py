@@ -1,5 +1,8 @@
 """The result of a query in the format that was asked for, within its bounds, as it comes.
 
+The names of its columns are unique, in every format (`unique_names`). In the format `rows` no value
+depends on how a reader of JSON takes numbers (`exact`).
+
 Called by the process of a query (`penstock.query.child`); imports what is large when it is used.
 """
 
@@ -7,11 +10,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from importlib import import_module
 from typing import Any
 
 CHUNK_BYTES = 128 * 1024
+WHOLE_MAX = 2**53 - 1
+"""The largest whole number that every reader of JSON takes as it is."""
 
 
 class QueryRefused(Exception):
@@ -41,8 +48,7 @@ class ResultStream(io.RawIOBase):
         self.bytes += len(body)
         if self.bytes > self._bytes_max:
             raise QueryRefused(
-                f"The result has more than {self._bytes_max:,} bytes: select fewer rows or"
-                " columns, or write it by a job.",
+                f"The result has more than {self._bytes_max:,} bytes (`query_bytes`).",
                 kind="too large",
             )
         if len(self._held) >= CHUNK_BYTES:
@@ -67,9 +73,7 @@ def batches(reader: Any, *, rows_max: int, cut: int | None) -> Iterator[tuple[An
         if batch.num_rows > left:
             if not is_cut:
                 raise QueryRefused(
-                    f"The result has more than {rows_max:,} rows: add a LIMIT, or write it by a"
-                    " job.",
-                    kind="too large",
+                    f"The result has more than {rows_max:,} rows (`query_rows`).", kind="too large"
                 )
             yield batch.slice(0, left), True
             return
@@ -89,6 +93,52 @@ def plain_columns(batch: Any) -> list[list[Any]]:
     return found
 
 
+def unique_names(names: Sequence[str]) -> list[str]:
+    """The same names, where one that is there already, but for its case, gets a number."""
+    taken = {name.lower() for name in names}
+    seen: set[str] = set()
+    found = []
+    for name in names:
+        shown, number = name, 0
+        while shown.lower() in (taken if number else seen):
+            number += 1
+            shown = f"{name}_{number}"
+        seen.add(shown.lower())
+        taken.add(shown.lower())
+        found.append(shown)
+    return found
+
+
+def exact(value: Any) -> Any:
+    """A value whose numbers are the same for every reader of JSON: those that could be another are
+    texts, which are large whole numbers, fractions in decimals, and what JSON has no number for."""
+    match value:
+        case bool():
+            return value
+        case int():
+            return value if -WHOLE_MAX <= value <= WHOLE_MAX else str(value)
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case Decimal() if value.as_tuple().exponent == 0:
+            return exact(int(value))
+        case Decimal():
+            return f"{value:f}"
+        case list() | tuple():
+            return [exact(each) for each in value]
+        case dict():
+            return {name: exact(each) for name, each in value.items()}
+    return value
+
+
+def _is_exact(kind: Any) -> bool:
+    """Whether values of a column are the same for every reader without `exact`."""
+    types = import_module("pyarrow").types
+    is_wide = types.is_int64(kind) or types.is_uint64(kind)
+    return not (
+        is_wide or types.is_floating(kind) or types.is_decimal(kind) or types.is_nested(kind)
+    )
+
+
 def written(reader: Any, out: ResultStream, ask: dict[str, Any]) -> tuple[int, bool]:
     """Write a result in the format that was asked for; how many rows, and whether it was cut."""
     writer = {
@@ -99,14 +149,20 @@ def written(reader: Any, out: ResultStream, ask: dict[str, Any]) -> tuple[int, b
         "arrow": _arrow,
     }[ask["format"]]
     rows, is_cut = 0, False
+    pyarrow, schema = import_module("pyarrow"), reader.schema
+    names = unique_names(schema.names)
+    if names != schema.names:
+        schema = pyarrow.schema(
+            [each.with_name(name) for each, name in zip(schema, names, strict=True)]
+        )
 
     def counted() -> Iterator[Any]:
         nonlocal rows, is_cut
         for batch, ends in batches(reader, rows_max=ask["rows_max"], cut=ask["cut"]):
             rows, is_cut = rows + batch.num_rows, ends
-            yield batch
+            yield pyarrow.RecordBatch.from_arrays(batch.columns, schema=schema)
 
-    writer(reader.schema, counted(), out)
+    writer(schema, counted(), out)
     out.send()
     return rows, is_cut
 
@@ -115,10 +171,15 @@ def encoder() -> Any:
     return import_module("msgspec").json.Encoder(decimal_format="number", enc_hook=str)
 
 
-def _rows(_: Any, each: Iterator[Any], out: ResultStream) -> None:
+def _rows(schema: Any, each: Iterator[Any], out: ResultStream) -> None:
     encode = encoder().encode
+    are_exact = [_is_exact(kind) for kind in schema.types]
     for batch in each:
-        for row in zip(*plain_columns(batch), strict=True):
+        columns = [
+            values if is_exact else [exact(value) for value in values]
+            for values, is_exact in zip(plain_columns(batch), are_exact, strict=True)
+        ]
+        for row in zip(*columns, strict=True):
             out.write(encode(row) + b"\n")
         out.send()
 

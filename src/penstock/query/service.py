@@ -18,7 +18,7 @@ nobody: it has open files or asks for ranges of listed ones, and what it says is
 
 | state | what is done | ended by |
 |---|---|---|
-| admitted | a place of `concurrency`; a process is ready | busy (503), the caller leaves |
+| admitted | a place of `concurrency`; a process is ready | busy (503, noted), the caller leaves |
 | parsed | DuckDB's parser: one SELECT; names of tables | refused (422), and noted |
 | begun | the dispatcher has noted it and said the parts, of one moment | refused (403, 404, 422) |
 | running | manifests are read, files opened, views made | an error, a bound, the caller |
@@ -53,9 +53,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final
 
-import httpx
 import msgspec
 
 from penstock.datasets import snapshot
@@ -68,15 +67,17 @@ from penstock.dispatcher.api.problems import problem_of
 from penstock.dispatcher.api.read_endpoints import healthz
 from penstock.dispatcher.api.requests import Headers, RequestLimits, credentials, task_token
 from penstock.kernel.clock import Clock
+from penstock.kernel.entropy import Entropy, new_id, system_entropy
 from penstock.kernel.errors import (
-    DispatcherUnavailable,
+    DispatcherRefused,
     InvalidInput,
     PenstockError,
     StoreError,
     TokenRefused,
 )
 from penstock.kernel.service import Service
-from penstock.protocol.base import PROTOCOL, PROTOCOL_HEADER, TASK_HEADER, Answer, HealthAnswer
+from penstock.protocol.base import TASK_HEADER, Answer, HealthAnswer
+from penstock.protocol.client import UNSERVED
 from penstock.protocol.problem import Problem
 from penstock.protocol.queries import (
     QUERY_SECONDS_MAX,
@@ -84,7 +85,6 @@ from penstock.protocol.queries import (
     QueryAsk,
     QueryBeginAnswer,
     QueryBeginAsk,
-    QueryEndAnswer,
     QueryEndAsk,
     QueryFormat,
     QueryOutcome,
@@ -102,14 +102,19 @@ from penstock.query.engine import (
 from penstock.query.pruning import Condition, file_filter, folded, needed_keys
 from penstock.runtimes.uid_pool import UidPool
 from penstock.tokens.claims import QUERY_AUDIENCE, TASK_AUDIENCE, Claims
-from penstock.tokens.verifier import JWKS_PATH, HttpKeys, KeyCache, Verifier
+from penstock.tokens.verifier import KeyCache, Verifier
+from penstock.worker.client import InternalClient
 
 _log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 32
 CALLER_MAX: Final = 4
+WAIT_SECONDS: Final = 45.0
+"""How long a query waits for a place and a process: less than the token of one for people lives."""
+_LOST_SECONDS: Final = 120.0
+"""How much later than its own bound a query that has not ended counts as lost."""
+_REASON_CHARACTERS_MAX: Final = 4000
 PARTITION_COLUMN: Final = "partition_key"
-_DISPATCHER_SECONDS: Final = 15.0
 _HELD_BYTES: Final = 16 * 1024 * 1024
 """How much of a result that is held stands in memory; the rest in a file without a name."""
 _PIECE_BYTES: Final = 1024 * 1024
@@ -124,7 +129,8 @@ _TRUSTED_ONLY: Final = (
     "This query service keeps queries apart only where it runs as root on Linux: it serves"
     " callers who may read everything, and no others."
 )
-Found = TypeVar("Found")
+_TICKET_CHARACTERS: Final = 32
+_BUSY: Final = "Too many queries are waiting."
 _encode = msgspec.json.encode
 
 
@@ -132,6 +138,8 @@ _encode = msgspec.json.encode
 class QueryServiceSettings:
     """What a query service is told."""
 
+    name: str
+    """What the log of queries calls this service."""
     dispatchers: Sequence[str]
     org: str
     store_url: str
@@ -140,61 +148,6 @@ class QueryServiceSettings:
     uids: UidPool | None
     scan_bytes: int
     """How much the files of a query may have together."""
-
-
-class QueryDispatcher:
-    """The way to the dispatchers: what a query may read, and what became of it."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = list(urls)
-        headers = {PROTOCOL_HEADER: str(PROTOCOL), "content-type": "application/json"}
-        self._http = httpx.AsyncClient(
-            timeout=_DISPATCHER_SECONDS, trust_env=False, headers=headers
-        )
-
-    async def begin(self, ask: QueryBeginAsk, proof: Mapping[str, str]) -> QueryBeginAnswer:
-        """What may be read; raises `RefusedByDispatcher` and `DispatcherUnavailable`."""
-        return await self._ask("/internal/query/begin", ask, proof, QueryBeginAnswer)
-
-    async def end(self, ask: QueryEndAsk, proof: Mapping[str, str]) -> None:
-        """Say what became of a query."""
-        await self._ask("/internal/query/end", ask, proof, QueryEndAnswer)
-
-    async def close(self) -> None:
-        """Close connections."""
-        await self._http.aclose()
-
-    async def _ask(self, path: str, ask: Any, proof: Mapping[str, str], kind: type[Found]) -> Found:
-        why = ""
-        for url in list(self._urls):
-            try:
-                answer = await self._http.post(f"{url}{path}", content=_encode(ask), headers=proof)
-            except httpx.HTTPError as error:
-                why = f"{url}: {type(error).__name__}"
-            else:
-                if answer.status_code == httpx.codes.OK:
-                    return msgspec.json.decode(answer.content, type=kind)
-                if answer.status_code < 500 and answer.status_code != 426:
-                    raise RefusedByDispatcher(_problem_in(answer))
-                why = f"{url}: status {answer.status_code}"
-            self._urls.append(self._urls.pop(0))
-        raise DispatcherUnavailable(f"No dispatcher answers ({why}).")
-
-
-class RefusedByDispatcher(PenstockError):
-    """What the dispatcher said no to, and how."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.title, hint=problem.detail)
-        self.problem = problem
-
-
-def _problem_in(answer: httpx.Response) -> Problem:
-    try:
-        return msgspec.json.decode(answer.content, type=Problem)
-    except msgspec.DecodeError:
-        title = f"The dispatcher answered with status {answer.status_code}."
-        return Problem(type="unavailable", title=title, status=503)
 
 
 class LazyFile(io.RawIOBase):
@@ -297,9 +250,9 @@ def _add_table(
             _add_file(made, file, transfer)
             if made.bytes > scan_bytes:
                 raise QueryFailed(
-                    f"The files of this query have more than {scan_bytes:,} bytes together.",
+                    f"The files of this query have more than {scan_bytes:,} bytes together"
+                    " (`query_scan`).",
                     kind="too large",
-                    hint="Add a condition on `partition_key`, or run it as a Spark job.",
                 )
     if not groups and not columns:
         raise InvalidInput(f"The dataset {table.name!r} has no published data with columns.")
@@ -332,9 +285,8 @@ def _kinds(every: Sequence[Column], known: set[str]) -> dict[str, tuple[str, Col
 def _add_file(made: QueryFiles, file: snapshot.DataFile, transfer: Transfer) -> None:
     if len(made.files) >= FILES_MAX:
         raise QueryFailed(
-            f"The query reads more than {FILES_MAX:,} files.",
+            f"The query reads more than {FILES_MAX:,} files; compacting makes them fewer.",
             kind="too large",
-            hint="Add a condition on `partition_key`, compact the datasets, or run a Spark job.",
         )
     opened: Any = LazyFile(transfer, file.location)
     is_here = file.location.startswith("file:") and len(made.files) < OPEN_FILES_MAX
@@ -355,10 +307,15 @@ def _add_file(made: QueryFiles, file: snapshot.DataFile, transfer: Transfer) -> 
 class QueryService(Service):
     """Runs queries, and answers `POST /v1/query` and `POST /v1/task/query`."""
 
-    def __init__(self, settings: QueryServiceSettings, *, clock: Clock) -> None:
+    def __init__(
+        self, settings: QueryServiceSettings, *, clock: Clock, entropy: Entropy | None = None
+    ) -> None:
         self._settings = settings
         self._clock = clock
-        self._dispatcher = QueryDispatcher(settings.dispatchers)
+        self._entropy = entropy or system_entropy()
+        self._dispatcher = InternalClient(
+            settings.dispatchers, None, clock=clock, entropy=self._entropy
+        )
         self._threads = ThreadPoolExecutor(
             2 * settings.concurrency + 2, thread_name_prefix="penstock-query"
         )
@@ -368,7 +325,7 @@ class QueryService(Service):
         self._places = asyncio.Semaphore(settings.concurrency)
         self._waiting = 0
         self._callers: Counter[str] = Counter()
-        cache = KeyCache(HttpKeys(f"{settings.dispatchers[0]}{JWKS_PATH}"), clock=clock)
+        cache = KeyCache(self._dispatcher, clock=clock)
         self._verifiers = {
             audience: Verifier(
                 cache, issuer=f"penstock/{settings.org}", audience=audience, clock=clock
@@ -381,13 +338,19 @@ class QueryService(Service):
         """Whether callers are served who may not read everything."""
         return self._processes.has_users
 
+    @property
+    def waiting(self) -> int:
+        """How many queries wait for a place, or for their process."""
+        return self._waiting
+
     async def start(self) -> None:
-        """Nothing to do: the first query starts its process."""
+        """The first query starts its process."""
+        await self._dispatcher.start()
 
     async def stop(self) -> None:
         self._processes.end()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        await self._dispatcher.close()
+        await self._dispatcher.stop()
 
     def app(self) -> Application:
         """What its listener serves."""
@@ -409,8 +372,13 @@ class QueryService(Service):
             ),
         ]
         nothing: Any = None
+        # A few more than may wait: those are refused by `admitted`, which has it noted.
+        count = WAITING_MAX + self._settings.concurrency + CALLER_MAX
         limits = RequestLimits(
-            body_bytes_max=512 * 1024, requests_max=WAITING_MAX, limited_requests_max=WAITING_MAX
+            body_bytes_max=512 * 1024,
+            requests_max=count,
+            limited_requests_max=count,
+            attempt_requests_max=2 * CALLER_MAX,
         )
         return Application("query", endpoints, nothing, limits=limits, proving=self)
 
@@ -452,50 +420,54 @@ class QueryService(Service):
         return HttpReply(b"", content_type=_TYPES[ask.format], stream=_with_first(first, pieces))
 
     @asynccontextmanager
-    async def place(self, claims: Claims) -> AsyncGenerator[None]:
-        """A place among the queries that run; raises `QueryFailed` if too many wait."""
+    async def admitted(self, claims: Claims) -> AsyncGenerator[QueryProcess]:
+        """A place among the queries that run, and a process for this one, killed at its end.
+
+        Raises `QueryFailed` if too many wait, or that takes too long.
+        """
         held = self._callers[claims.sub] if claims.aud == TASK_AUDIENCE else 0
         if self._waiting >= WAITING_MAX or held >= CALLER_MAX:
-            raise QueryFailed("Too many queries are waiting: retry in a moment.", kind="busy")
-        self._waiting += 1
+            raise QueryFailed(_BUSY, kind="busy", hint="Retry in a moment.")
         self._callers[claims.sub] += 1
         try:
+            process = await self._process()
             try:
-                async with asyncio.timeout(self._settings.bounds.seconds_max):
-                    await self._places.acquire()
-            except TimeoutError:
-                raise QueryFailed(
-                    "Too many queries are waiting: retry in a moment.", kind="busy"
-                ) from None
+                # Whoever asks next waits for its imports no more than for this query.
+                self._processes.prepare()
+                yield process
             finally:
-                self._waiting -= 1
-            try:
-                yield
-            finally:
-                self._places.release()
+                try:
+                    await self._processes.closed(process)
+                finally:
+                    self._places.release()
+                self._processes.prepare()
         finally:
             self._callers[claims.sub] -= 1
             if not self._callers[claims.sub]:
                 del self._callers[claims.sub]
 
-    @asynccontextmanager
-    async def process(self) -> AsyncGenerator[QueryProcess]:
-        """A process for one query, killed at its end; the next one is made ready meanwhile."""
-        process = await self._processes.take()
+    async def _process(self) -> QueryProcess:
+        """A place, and a process; who has them gives both back."""
+        self._waiting += 1
         try:
-            # Whoever asks next waits for its imports no more than for this query.
-            self._processes.prepare()
-            yield process
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._places.acquire()
+                try:
+                    return await self._processes.take()
+                except BaseException:
+                    self._places.release()
+                    raise
+        except TimeoutError:
+            raise QueryFailed(_BUSY, kind="busy", hint="Retry in a moment.") from None
         finally:
-            await self._processes.closed(process)
-            self._processes.prepare()
+            self._waiting -= 1
 
     async def within(self, work: Any, *given: Any) -> Any:
         """Call something that blocks."""
         return await self._processes.within(work, *given)
 
     @property
-    def dispatcher(self) -> QueryDispatcher:
+    def dispatcher(self) -> InternalClient:
         return self._dispatcher
 
     @property
@@ -505,6 +477,10 @@ class QueryService(Service):
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    @property
+    def entropy(self) -> Entropy:
+        return self._entropy
 
 
 class _Query:
@@ -518,6 +494,12 @@ class _Query:
         self._claims = claims
         self._proof = proof
         self._began = service.clock.monotonic()
+        self._telling = asyncio.Lock()
+        """The end is told after the begin."""
+        self._ticket = ""
+        """By which it has begun, or may have, and has not ended."""
+        self._is_asked = False
+        """Whether the dispatcher was asked to begin it: it notes what it refuses."""
         self._begun: QueryBeginAnswer | None = None
         self._conditions: Mapping[str, Condition] = {}
         self._rows = self._bytes = 0
@@ -526,23 +508,25 @@ class _Query:
         """What is answered. An error before the first piece is raised, and one after it too."""
         outcome, reason = QueryOutcome.CANCELLED, "The caller left."
         try:
-            async with self._service.place(self._claims), self._service.process() as process:
+            async with self._service.admitted(self._claims) as process:
                 await self._begin(process)
                 if self._claims.aud == TASK_AUDIENCE:
                     with tempfile.SpooledTemporaryFile(_HELD_BYTES) as held:
                         async for piece in self._result(process):
                             await self._service.within(held.write, piece)
                         # Nothing of it is seen by an attempt that is over.
-                        await self._end(QueryOutcome.COMPLETED, "")
+                        await self._end(QueryOutcome.SUCCEEDED, "")
                         held.seek(0)
                         while piece := await self._service.within(held.read, _PIECE_BYTES):
                             yield piece
                     return
                 async for piece in self._result(process):
                     yield piece
-                outcome, reason = QueryOutcome.COMPLETED, ""
+                outcome, reason = QueryOutcome.SUCCEEDED, ""
         except Exception as error:
             outcome, reason = QueryOutcome.FAILED, str(error)
+            if not self._is_asked:
+                await self._refuse(reason)
             raise
         finally:
             with suppress(PenstockError):
@@ -552,19 +536,20 @@ class _Query:
         if len(self._ask.sql) > SQL_CHARACTERS_MAX:
             raise QueryFailed(f"The query has more than {SQL_CHARACTERS_MAX:,} characters.")
         if not process.is_isolated and not _may_read_all(self._claims):
-            await self._refuse(_TRUSTED_ONLY)
             raise QueryFailed(_TRUSTED_ONLY, kind="not isolated")
-        try:
-            parsed: ParsedQuery = await self._service.within(process.parse, self._ask.sql)
-        except QueryFailed as error:
-            await self._refuse(error.message)
-            raise
+        parsed: ParsedQuery = await self._service.within(process.parse, self._ask.sql)
         if len(parsed.tables) > 64 or any(not 0 < len(x) <= 200 for x in parsed.tables):
-            why = "The query names more than 64 tables, or one whose name no dataset can have."
-            await self._refuse(why)
-            raise QueryFailed(why)
+            raise QueryFailed(
+                "The query names more than 64 tables, or one whose name no dataset can have."
+            )
+        settings = self._service.settings
+        self._ticket = new_id(self._service.entropy, characters=_TICKET_CHARACTERS)
+        self._is_asked = True
         asked = QueryBeginAsk(
             sql=self._ask.sql,
+            ticket=self._ticket,
+            service=settings.name,
+            seconds=settings.bounds.seconds_max + _LOST_SECONDS,
             tables=list(parsed.tables),
             given=[each for each in parsed.tables if each in parsed.given],
             keys={
@@ -576,13 +561,24 @@ class _Query:
             at=self._ask.at,
         )
         self._conditions = parsed.conditions
-        self._begun = await self._service.dispatcher.begin(asked, self._proof)
+        # It goes on if the caller leaves: an end that came before it would end nothing.
+        await asyncio.shield(self._ask_to_begin(asked))
+
+    async def _ask_to_begin(self, asked: QueryBeginAsk) -> None:
+        async with self._telling:
+            self._begun = await self._service.dispatcher.begin_query(asked, self._proof)
 
     async def _refuse(self, reason: str) -> None:
-        """Have it noted that this was not run."""
-        ask = QueryBeginAsk(sql=self._ask.sql, refusal=reason[:4000])
-        with suppress(DispatcherUnavailable):
-            await self._service.dispatcher.begin(ask, self._proof)
+        """Have it noted that this was not run. Who asks is told why, whatever comes of it here."""
+        ask = QueryBeginAsk(
+            sql=self._ask.sql[:SQL_CHARACTERS_MAX],
+            service=self._service.settings.name,
+            refusal=reason[:_REASON_CHARACTERS_MAX],
+        )
+        try:
+            await self._service.dispatcher.begin_query(ask, self._proof)
+        except PenstockError as error:
+            _log.warning("failed to note that a query was refused: %s", error.message)
 
     async def _result(self, process: QueryProcess) -> AsyncGenerator[bytes]:
         assert self._begun is not None, "it was begun"
@@ -628,18 +624,19 @@ class _Query:
         }
 
     async def _end(self, outcome: QueryOutcome, reason: str) -> None:
-        """Tell the dispatcher, once. Raises `RefusedByDispatcher` if the attempt is over."""
-        if self._begun is None:
+        """Tell the dispatcher, once. Raises `DispatcherRefused` if the attempt is over."""
+        if not self._ticket:
             return
-        ticket, self._begun = self._begun.ticket, None
+        ticket, self._ticket = self._ticket, ""
         ask = QueryEndAsk(
             ticket=ticket,
             outcome=outcome,
             rows=self._rows,
             bytes=self._bytes,
-            reason=reason[:4000],
+            reason=reason[:_REASON_CHARACTERS_MAX],
         )
-        await self._service.dispatcher.end(ask, self._proof)
+        async with self._telling:
+            await self._service.dispatcher.end_query(ask, self._proof)
 
 
 def _may_read_all(claims: Claims) -> bool:
@@ -658,8 +655,15 @@ async def _with_first(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerat
 def _problem(error: Exception) -> Problem | None:
     """What is wrong with a query, for who asked it."""
     match error:
-        case RefusedByDispatcher():
-            return error.problem
+        case DispatcherRefused():
+            # Of a release, or words, that do not fit, who asks is not to blame.
+            is_callers = error.status != UNSERVED and error.kind != "unreadable"
+            return Problem(
+                type=error.kind,
+                title=error.message if is_callers else f"The query service: {error.message}",
+                status=error.status if is_callers else 503,
+                detail=error.hint,
+            )
         case QueryFailed():
             status = {"unavailable": 503, "busy": 503, "not isolated": 403}.get(error.kind, 422)
             return Problem(

@@ -34,7 +34,6 @@ from penstock.queue.ledger import (
 )
 from penstock.queue.pack import PayloadReference
 from penstock.queue.payloads import raw, reference
-from penstock.queue.task_views import WORDS
 
 ENDING: Final = ".jsonl.gz"
 LOG_LINES_SHOWN: Final = 50
@@ -141,7 +140,7 @@ def _row(
         place=place,
         id=at.task(place),
         type=at.type,
-        status=WORDS[task.status],
+        status=task.status.word,
         attempt=task.attempt,
         submitted_at=_iso(submitted_ms),
         due_at=_iso(ledger.due_ms) if ledger.due_ms else None,

@@ -73,12 +73,7 @@ from penstock.store.metered import labelled
 
 READS_MAX: Final = 200
 _AT_ONCE: Final = 16
-_COUNTED: Final = {
-    QueueTaskStatus.SUCCEEDED: "succeeded",
-    QueueTaskStatus.FAILED: "failed",
-    QueueTaskStatus.CANCELLED: "cancelled",
-    QueueTaskStatus.EXPIRED: "expired",
-}
+_COUNTED: Final = tuple(each for each in QueueTaskStatus if each.settled)
 
 
 async def ended_view(access: QueueContext, batch: str) -> BatchView | None:
@@ -175,7 +170,7 @@ async def _partly_done(access: QueueContext, packs: Sequence[PackAt]) -> tuple[B
                 if ledger
                 else Counter[QueueTaskStatus]()
             )
-            counts += BatchCounts(**{name: states[status] for status, name in _COUNTED.items()})
+            counts += BatchCounts(**{each.word: states[each] for each in _COUNTED})
             running += states[QueueTaskStatus.CLAIMED]
     return counts, running
 

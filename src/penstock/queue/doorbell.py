@@ -127,30 +127,39 @@ class DoorbellRinger:
         self._clock = store.clock.machine
         self._seen: tuple[Version, bool] | None = None
         self._believed_at = self._rung_at = self._quiet_until = float("-inf")
+        # Apart: who is urgent waits for nobody that only asks.
+        self._asking, self._urging = asyncio.Lock(), asyncio.Lock()
 
     async def submitted(self, *, is_urgent: bool) -> None:
         """A pack was written: ring, if that is needed. Never fails, and never takes long."""
-        instant = self._clock.monotonic()
+        if not self._is_wanted(self._clock.monotonic(), is_urgent=is_urgent):
+            return
+        try:
+            async with asyncio.timeout(RING_SECONDS_MAX), self._turn(is_urgent=is_urgent):
+                # Others may have done it meanwhile; if they were cancelled, they have not.
+                instant = self._clock.monotonic()
+                if self._is_wanted(instant, is_urgent=is_urgent):
+                    await self._tell(instant, is_urgent=is_urgent)
+        except (StoreError, TimeoutError):
+            self._quiet_until = self._clock.monotonic() + FAILED_SECONDS  # A slow list finds it.
+
+    def _turn(self, *, is_urgent: bool) -> asyncio.Lock:
+        return self._urging if is_urgent else self._asking
+
+    def _is_wanted(self, instant: float, *, is_urgent: bool) -> bool:
         since, seconds = (
             (self._rung_at, AGAIN_SECONDS) if is_urgent else (self._believed_at, BELIEVED_SECONDS)
         )
-        if instant < max(since + seconds, self._quiet_until):
-            return
-        is_told = False
-        # Those who submit meanwhile count on this one.
+        return instant >= max(since + seconds, self._quiet_until)
+
+    async def _tell(self, instant: float, *, is_urgent: bool) -> None:
+        with labelled("bell"):
+            is_ringing = is_urgent or await self._is_asleep()
+            if is_ringing:
+                await ring(self._store, self._key, self._entropy)
         self._believed_at = instant
-        try:
-            async with asyncio.timeout(RING_SECONDS_MAX):
-                with labelled("bell"):
-                    if is_urgent or await self._is_asleep():
-                        self._rung_at = instant
-                        await ring(self._store, self._key, self._entropy)
-            is_told = True
-        except (StoreError, TimeoutError):
-            self._quiet_until = self._clock.monotonic() + FAILED_SECONDS  # A slow list finds it.
-        finally:
-            if not is_told:
-                self._believed_at = self._rung_at = float("-inf")
+        if is_ringing:
+            self._rung_at = instant
 
     async def ring(self) -> None:
         """Ring in any case: something can be claimed that no submit has told of. Never fails."""
@@ -214,6 +223,11 @@ class DoorbellListener:
             return not await self.has_rung() and self._said is not None and self._said.asleep
         self._said = said
         return True
+
+
+def asleep_in(body: bytes) -> bool:
+    """Whether the doorbell's body says that an owner is asleep."""
+    return _read(body, "doorbell").asleep
 
 
 def _read(body: bytes, key: str) -> DoorbellState:

@@ -53,7 +53,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 from urllib.parse import quote
 
 import msgspec
@@ -64,15 +64,23 @@ from penstock.queue.ids import PackAt
 
 
 class QueueTaskStatus(StrEnum):
-    """Where a task is. One letter on the wire."""
+    """Where a task is: one letter in ledgers, and a word for people (decision 0122)."""
 
-    READY = "r"
-    CLAIMED = "c"
-    RETRYING = "w"
-    SUCCEEDED = "s"
-    FAILED = "f"
-    CANCELLED = "x"
-    EXPIRED = "e"
+    READY = "r", "ready"
+    CLAIMED = "c", "running"
+    RETRYING = "w", "retrying"
+    SUCCEEDED = "s", "succeeded"
+    FAILED = "f", "failed"
+    CANCELLED = "x", "cancelled"
+    EXPIRED = "e", "expired"
+
+    word: str
+    """What views, listings and tables call it."""
+
+    def __new__(cls, letter: str, word: str) -> Self:
+        member = str.__new__(cls, letter)
+        member._value_, member.word = letter, word
+        return member
 
     @property
     def settled(self) -> bool:

@@ -74,12 +74,12 @@ from penstock.queue.canceller import cancel_tasks
 from penstock.queue.config import read_config
 from penstock.queue.context import QueueContext
 from penstock.queue.ids import PackAt, check_name, day_of, payload_at
-from penstock.queue.ledger import Ledger
+from penstock.queue.ledger import Ledger, QueueTaskStatus
 from penstock.queue.maintenance import MaintenanceTask, run_monitor
 from penstock.queue.pack import Pack
 from penstock.queue.payloads import references
 from penstock.queue.task_reader import QueueTaskReader
-from penstock.queue.task_views import STATES, WORDS
+from penstock.queue.task_views import STATES
 from penstock.store.base import Entry, Version, find, pages
 from penstock.store.metered import labelled
 
@@ -472,7 +472,8 @@ class Purger:
             self.purged.notes.append(str(error))
             return
         for view in after.values():
-            if view.status == "cancelled" or (self._dry_run and view.status != "running"):
+            is_running = view.status == QueueTaskStatus.CLAIMED.word
+            if view.status == QueueTaskStatus.CANCELLED.word or (self._dry_run and not is_running):
                 self.purged.cancelled += 1
             elif view.cancel_asked or self._dry_run:
                 self.purged.asked_to_stop += 1
@@ -533,7 +534,7 @@ class Purger:
         for at, ledger in records:
             is_old = self._may_be(at) and ledger.submitted_ms <= self._before_ms
             statuses = self._chosen.statuses if is_old else ()
-            meant = sum(WORDS[task.status] in statuses for task in ledger.tasks)
+            meant = sum(task.status.word in statuses for task in ledger.tasks)
             if is_old and meant == len(ledger.tasks):
                 parts.dropped.append((at, ledger))
             else:

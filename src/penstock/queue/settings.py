@@ -32,7 +32,6 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import InvalidInput
 from penstock.kernel.settings_schema import Alias, Place, Schema, SettingsFile, check, setting
-from penstock.queue.shards import allocation as decide
 
 _RARE: Final = 40
 """Work is rare that comes so many times the least interval apart."""
@@ -330,6 +329,9 @@ class ShardLeaseSettings:
 
     def look_seconds(self, *, standbys: int) -> float:
         """How often one of so many standbys looks at an owner."""
+        # Only now: whoever only reads settings, as every verb does, needs none of it.
+        from penstock.queue.shards import allocation as decide  # noqa: PLC0415
+
         return decide.look_seconds(
             standbys=standbys,
             each_seconds=self.look_each_seconds,

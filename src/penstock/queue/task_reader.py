@@ -34,7 +34,7 @@ from penstock.queue import archive
 from penstock.queue.context import QueueContext
 from penstock.queue.ids import PackAt, task_at
 from penstock.queue.layout import QueueLayout
-from penstock.queue.ledger import Ledger, check_ledger
+from penstock.queue.ledger import Ledger, QueueTaskStatus, check_ledger
 from penstock.queue.pack import Pack, check_pack, is_void
 from penstock.queue.payloads import Payloads
 from penstock.queue.task_views import TaskEvent, TaskView, events_of, view_of_ledger, view_of_pack
@@ -301,12 +301,12 @@ class ResultWaiter:
 
 def _outcome(view: TaskView, result: Any) -> Any:
     match view.status:
-        case "succeeded":
+        case QueueTaskStatus.SUCCEEDED.word:
             return result
-        case "cancelled":
+        case QueueTaskStatus.CANCELLED.word:
             why = f": {view.message}" if view.message else "."
             raise TaskCancelled(f"The task {view.id!r} was cancelled{why}", task=view.id)
-        case "expired":
+        case QueueTaskStatus.EXPIRED.word:
             raise TaskFailed(
                 f"The task {view.id!r} expired before it started.",
                 task=view.id,

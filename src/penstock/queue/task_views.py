@@ -21,19 +21,12 @@ from penstock.queue.ledger import (
 from penstock.queue.pack import Pack, PayloadReference
 from penstock.queue.transitions import history
 
-WORDS = {
-    QueueTaskStatus.READY: "ready",
-    QueueTaskStatus.CLAIMED: "running",
-    QueueTaskStatus.RETRYING: "retrying",
-    QueueTaskStatus.SUCCEEDED: "succeeded",
-    QueueTaskStatus.FAILED: "failed",
-    QueueTaskStatus.CANCELLED: "cancelled",
-    QueueTaskStatus.EXPIRED: "expired",
-}
-"""The words for the states that a ledger knows."""
 CANCELLER = "cancel"
 """Who cancels, in the log."""
-STATES = ("ready", "delayed", "running", "retrying", "succeeded", "failed", "cancelled", "expired")
+DELAYED = "delayed"
+"""What is ready, but not before a time: of a view alone."""
+_READY, *_OTHERS = (each.word for each in QueueTaskStatus)
+STATES = (_READY, DELAYED, *_OTHERS)
 """The words for where a task is."""
 
 
@@ -97,7 +90,7 @@ def view_of_pack(at: PackAt, place: int, pack: Pack, *, now: float) -> TaskView:
     return TaskView(
         id=at.task(place),
         type=at.type,
-        status="delayed" if due_at is not None and due_at > now else "ready",
+        status=DELAYED if due_at is not None and due_at > now else QueueTaskStatus.READY.word,
         attempt=0,
         input=None if is_ref else _plain(pack.inputs[place]),
         result=None,
@@ -149,8 +142,8 @@ def view_of_ledger(at: PackAt, place: int, ledger: Ledger, pack: Pack | None) ->
 def word_of(task: QueueTaskState) -> str:
     """Where a task is: one that its handler has rescheduled is delayed, and has not failed."""
     if task.status is QueueTaskStatus.RETRYING and task.failure is None:
-        return "delayed"
-    return WORDS[task.status]
+        return DELAYED
+    return task.status.word
 
 
 def _facts(said: Pack | Ledger) -> dict[str, Any]:

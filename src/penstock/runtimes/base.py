@@ -212,9 +212,11 @@ class WorkOutput:
     current: tuple[Part, ...] = ()
     """What is published of the task's own partition, for what is to be merged with it, or to be
     written anew. With `partition_by`, of all partitions that it has told of
-    (`Made.base_revision`)."""
+    (`ProducedOutput.base_revision`)."""
     columns: tuple[Column, ...] = ()
     """Those that the generation had when the task was claimed; empty if none are known."""
+    declared: tuple[Column, ...] = ()
+    """Those that the DAG declares, in their order; empty if it declares none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ from penstock.protocol.client import (
     check_url,
     refusal,
 )
+from penstock.protocol.work import HEARTBEATS
 from penstock.runtimes.base import (
     AttemptPaths,
     AttemptWork,
@@ -79,7 +80,8 @@ _OVER: Final = frozenset({404, 409})
 _UNPROVED: Final = frozenset({401, 403})
 _PROOFS_MAX: Final = 6
 _SCHEMA: Final = "schema"
-_OUTPUTS: Final = frozenset({"outputs", _SCHEMA})
+_UNDECLARED: Final = "undeclared"
+_OUTPUTS: Final = frozenset({"outputs", _SCHEMA, _UNDECLARED})
 """The types of the problems that an attempt's outputs are."""
 
 
@@ -245,7 +247,7 @@ class _Attempt:
         names = ("task_id", "attempt", "lease_token", "token")
         self._held = {name: assignment[name] for name in names}
         self._first_token: str = assignment["token"]
-        self._pause_seconds = assignment["heartbeat_seconds"] / 3
+        self._pause_seconds = HEARTBEATS.pause_seconds(assignment["heartbeat_seconds"])
         self._work = work_of(assignment)
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -283,7 +285,7 @@ class _Attempt:
             # The attempt is still ours, and would be run again only when its lease has run out.
             failure = {
                 "reason": f"Its outputs were refused: {error.message}",
-                "is_retried": error.kind != _SCHEMA,
+                "is_retried": error.kind not in (_SCHEMA, _UNDECLARED),
             }
             return self._complete({"failure": failure})
 

@@ -1,7 +1,7 @@
 """Which runtimes there are, and what jobs get of them that say nothing else.
 
-Settings map the name of a runtime to what it should be. `process`, `thread`, `lambda` and `spark`
-are always there; others come from installed packages, by the entry point group
+Settings map the name of a runtime to what it should be. `process`, `thread`, `lambda`, `spark` and
+`sink` are always there; others come from installed packages, by the entry point group
 `penstock.runtimes`: an object that makes a `Runtime` of its settings.
 
     {
@@ -35,6 +35,7 @@ from penstock.runtimes import DEFAULT_QUEUE
 from penstock.runtimes.base import Runtime
 from penstock.runtimes.function import function
 from penstock.runtimes.process import process
+from penstock.runtimes.sink import sink
 from penstock.runtimes.spark.runtime import spark
 from penstock.runtimes.thread import thread
 
@@ -48,6 +49,7 @@ _QUEUE: Final = re.compile(r"[a-z0-9_-]{1,64}")
 _FUNCTIONS: Final = "lambda"
 _BUILT_IN: Final[Mapping[str, Factory]] = {
     "process": process,
+    "sink": sink,
     _FUNCTIONS: function,
     "spark": spark,
     "thread": thread,

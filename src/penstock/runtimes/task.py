@@ -25,7 +25,7 @@ to end by itself within the grace period. Any other is interrupted by an excepti
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +33,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.datasets.layout import path_of
+from penstock.datasets.schema import Column
 from penstock.kernel.errors import InvalidInput
 from penstock.runtimes.base import (
     AttemptWork,
@@ -158,6 +159,8 @@ class FunctionOutput:
     location: str
     folder: str = ""
     """Of an output in a bucket, a folder of this machine whose files are sent there afterwards."""
+    columns: tuple[Column, ...] = ()
+    """Those that the DAG declares, in their order; empty if it declares none."""
 
     @property
     def path(self) -> Path:
@@ -192,6 +195,7 @@ class FunctionTask:
         self._stopping = stopping if stopping is not None else StopFlag()
         self._lock = threading.Lock()
         self._emitted = 0
+        self._written = 0
         self._published: list[ProducedOutput] = []
         self._handed = work.handed
         self.secrets: Mapping[str, str] = Secrets(work.secrets)
@@ -255,9 +259,61 @@ class FunctionTask:
         """
         if self._handed is None or not self._handed.dispatchers:
             raise InvalidInput("This task was handed no token, so it cannot run queries.")
-        # Only now: most functions run no queries.
-        body = import_module("penstock.runtimes.task_query").result_of(self._handed, sql)
+        # Only now: most functions ask for nothing, and it is HTTP with all that it stands on.
+        body = import_module("penstock.runtimes.task_requests").result_of(self._handed, sql)
         return import_module("pyarrow").ipc.open_stream(body).read_all()
+
+    def buffer(
+        self,
+        dataset: str,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        id: str,
+        partition_key: str | None = None,
+        made_at: int | None = None,
+    ) -> int:
+        """Publish rows into a buffered dataset that the job names in its `buffers`.
+
+            task.buffer("alerts", [{"id": "a-1", "level": "warning"}], id="hour-7")
+
+        Rows are JSON objects by the columns of the dataset. They count when this attempt has
+        completed, all of them or none; of a source that is always on, at once, and then `made_at`
+        says when they were made, in milliseconds since 1970. The same `id` with the same rows is
+        the same batch; with other rows it is refused. Rows that are large together become several
+        batches, whose number is returned. Blocks while the sink has fallen behind, for ten minutes
+        at the most (docs/buffers.md).
+
+        `InvalidInput` says what is wrong with the rows, `WorkFailed` why they are not taken,
+        `DispatcherUnavailable` that nobody could take them now.
+        """
+        if self._handed is None or not self._handed.dispatchers:
+            raise InvalidInput("This task was handed no token, so it cannot publish batches.")
+        published: int = import_module("penstock.runtimes.task_requests").publish(
+            self._handed, dataset, rows, batch=id, partition_key=partition_key, made_at=made_at
+        )
+        return published
+
+    def write_rows(self, output: str | None, rows: Iterable[Mapping[str, Any]] | pa.Table) -> int:
+        """Write rows as a Parquet file of an output whose `columns` the DAG declares.
+
+            task.write_rows("alerts", [{"id": 1, "level": "high"}, {"id": 2, "level": None}])
+
+        Rows are mappings, or a table of pyarrow, which this needs. Each call writes a file more;
+        what all of them have is the output, as if the function had written the files itself.
+        Returns how many rows they were. `InvalidInput` says which column or value does not fit.
+        """
+        name = self._named(output)
+        place = self.outputs[name]
+        if not place.columns:
+            raise InvalidInput(
+                f"The output {name} declares no `columns`.",
+                hint="Write them in the DAG, as in columns: {id: bigint}, or write files yourself.",
+            )
+        with self._lock:
+            self._written += 1
+            path = place.path / f"rows-{self._written:05}.parquet"
+        writing = import_module("penstock.runtimes.row_writer")
+        return int(writing.write_rows(path, place.columns, rows))
 
     @property
     def output(self) -> FunctionOutput:
@@ -395,7 +451,7 @@ def _input(name: str, given: WorkInput) -> FunctionInput:
 
 def _output(name: str, place: WorkOutput, handed: AttemptFiles | None) -> FunctionOutput:
     folder = handed.outputs.get(name, "") if handed else ""
-    return FunctionOutput(name, place.dataset, place.location, folder)
+    return FunctionOutput(name, place.dataset, place.location, folder, place.declared)
 
 
 def _these(outputs: Mapping[str, Named]) -> str:

@@ -28,7 +28,8 @@ How a list tells a tombstone from an object
 A list shows sizes and versions. All tombstones have one size, and what has that size is known by
 its version or is read, once. A client writes the same body for many keys, a new one when a key
 comes again. So where versions are the MD5 of the body, as S3's are, one reading tells the
-tombstones of a thousand keys; elsewhere each one is read once, as is whatever else has that size.
+tombstones of a thousand keys; elsewhere, with SSE-KMS say, each one is read once, as is whatever
+else has that size. `KNOWN_MAX` of those are remembered, and what is beyond is read in every list.
 
 What a crash leaves: the object or the tombstone, before or after any arrow. What a late or doubled
 request can do: nothing that it could not do without tombstones, and less: as long as a tombstone
@@ -56,7 +57,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from penstock.kernel.document_format import Document, encode
 from penstock.kernel.entropy import Entropy, new_id
@@ -87,11 +88,14 @@ from penstock.store.base import (
 
 KEYS_PER_NONCE_MAX: Final = 1_000
 KNOWN_MAX: Final = 50_000
+RECENT_MAX: Final = 5_000
 _NONCE_CHARACTERS: Final = 60
 _CREATES_MAX: Final = 8
 _AT_ONCE: Final = 16
 
 Names = Callable[[str], bool]
+Known = TypeVar("Known")
+Value = TypeVar("Value")
 
 
 class Tombstone(Document, frozen=True):
@@ -134,8 +138,14 @@ class TombstonedStore(Wrapper):
         self._body = b""
         self._buried: set[str] = set()
         """The keys that have got a tombstone of this body."""
-        self._known: dict[Version | tuple[str, Version], bool] = {}
-        """Whether a version is a tombstone's: of any key if it is made from the body alone."""
+        self._bodies: dict[Version, None] = {}
+        """Versions of tombstones of any key: they are made from the body alone."""
+        self._known: dict[str, tuple[Version, bool]] = {}
+        """Of other keys the version, and whether it is a tombstone's. When it is full it stays so:
+        who lists more keys than that, again and again, would push each out before it comes again.
+        """
+        self._recent: dict[str, tuple[Version, bool]] = {}
+        """The same of keys for which there was no room: those of the last pages."""
 
     async def get(self, key: str, *, unless: Version | None = None) -> Object | None:
         found = await self.inner.get(key, unless=unless)
@@ -287,25 +297,32 @@ class TombstonedStore(Wrapper):
         if buried:
             self._learn(found.key, found.version, found.body)
         else:
-            self._remember((found.key, found.version), buried=False)
+            self._remember(found.key, found.version, buried=False)
         return buried
 
     def _recall(self, entry: Entry) -> bool | None:
         """Whether this entry is a tombstone, if that is known."""
         if entry.size != TOMBSTONE_BYTES:
             return False
-        known = self._known.get(entry.version)
-        return known if known is not None else self._known.get((entry.key, entry.version))
+        if entry.version in self._bodies:
+            return True
+        version, is_buried = (
+            self._known.get(entry.key) or self._recent.get(entry.key) or (None, False)
+        )
+        return is_buried if version == entry.version else None
 
     def _learn(self, key: str, version: Version, body: bytes) -> None:
         digest = hashlib.md5(body, usedforsecurity=False).hexdigest()
-        self._remember(version if version == digest else (key, version), buried=True)
+        if version == digest:
+            _keep(self._bodies, version, None, most=KNOWN_MAX)
+        else:
+            self._remember(key, version, buried=True)
 
-    def _remember(self, what: Version | tuple[str, Version], *, buried: bool) -> None:
-        self._known.pop(what, None)
-        self._known[what] = buried
-        if len(self._known) > KNOWN_MAX:
-            del self._known[next(iter(self._known))]
+    def _remember(self, key: str, version: Version, *, buried: bool) -> None:
+        if key in self._known or len(self._known) < KNOWN_MAX:
+            self._known[key] = version, buried
+        else:
+            _keep(self._recent, key, (version, buried), most=RECENT_MAX)
 
     def _body_for(self, key: str) -> bytes:
         """A tombstone for this key, of a body that it has not had before."""
@@ -316,6 +333,14 @@ class TombstonedStore(Wrapper):
             self._buried.clear()
         self._buried.add(key)
         return self._body
+
+
+def _keep(known: dict[Known, Value], what: Known, value: Value, *, most: int) -> None:
+    """Remember this as the latest; the oldest goes if there are too many."""
+    known.pop(what, None)
+    known[what] = value
+    if len(known) > most:
+        del known[next(iter(known))]
 
 
 def _not_found(key: str) -> NotFound:

@@ -86,6 +86,8 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     write: tuple[WriteGrant, ...] = ()
     scratch: str = ""
     """A folder of its own for what is not published: read and written."""
+    buffers: tuple[str, ...] = ()
+    """The buffered datasets, by uuid, into which it may publish batches of rows."""
 
     @property
     def read_prefixes(self) -> tuple[str, ...]:

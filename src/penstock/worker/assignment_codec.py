@@ -272,6 +272,11 @@ def _outputs(assignment: Assignment, places: AttemptPaths, *, merges: int) -> di
             partition_by=by,
             current=_parts(current.get(dataset, ())),
             columns=_columns(assignment.columns.get(dataset, ())),
+            declared=tuple(
+                Column(str(name), str(kind))
+                for said in each.get("columns") or ()
+                for name, kind in said.items()
+            ),
         )
     return found
 

@@ -18,8 +18,9 @@ before it claims, so that short tasks are claimed several at once. A worker with
 stops listening and
 refuses the wake-ups that wait here, so that they reach one that has some.
 
-Called by `penstock.worker.worker`, from the event loop. It holds no tasks; a claim whose answer
-is lost is a lease that expires.
+Called by `penstock.worker.worker`, from the event loop. It holds no tasks. Every claim has an id,
+which the next one for the same operator repeats if there was no answer: what was begun comes again,
+and what nobody asks for again the dispatcher takes back within seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import msgspec
 
 from penstock.dispatcher.wakeups.base import WakeUpChannel
 from penstock.kernel.clock import Clock
-from penstock.kernel.entropy import Entropy
+from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import DispatcherError, DispatcherRefused, DispatcherUnavailable
 from penstock.protocol.client import UNSERVED
 from penstock.protocol.work import Assignment, ClaimAsk, HelloAsk, NextClaim, OperatorAnswer
@@ -276,6 +277,8 @@ class ClaimScheduler:
         self._news = asyncio.Event()
         self._stopping = asyncio.Event()
         self._is_claiming = False
+        self._claim_ids: dict[str, str] = {}
+        """Of claims that were not answered, by operator: the next one repeats it."""
         self._is_told = False
         """Whether dispatchers tell this worker of work by themselves; else a queue does."""
         self._reserved: Mapping[str, tuple[PendingClaim, int]] = {}
@@ -431,17 +434,22 @@ class ClaimScheduler:
     async def _ask(self, claim: PendingClaim, executor: AttemptExecutor) -> None:
         limit = max(1, self._limit(claim.operator, executor))
         is_joined = claim.operator in self._joined
-        ask = ClaimAsk(operator=claim.operator, limit=limit, in_batches=is_joined)
+        claim_id = self._claim_ids.pop(claim.operator, "") or new_id(self._entropy)
+        ask = ClaimAsk(
+            operator=claim.operator, limit=limit, in_batches=is_joined, claim_id=claim_id
+        )
         try:
             answer = await self._client.claim(ask)
         except DispatcherRefused as error:
             if error.status in _UNKNOWN_CALLER:
+                self._claim_ids[claim.operator] = claim_id
                 await self._not_answered(claim, error)
                 return
             # An answer all the same: there is nothing here to claim.
             _log.warning("a claim for %s was refused: %s", claim.operator, error.advice)
             self._queue.answered(claim, is_more=False)
         except DispatcherUnavailable as error:
+            self._claim_ids[claim.operator] = claim_id
             await self._not_answered(claim, error)
         except Exception:  # noqa: BLE001 - one answer never ends the claims for all operators
             _log.exception("a claim for %s failed in the worker", claim.operator)

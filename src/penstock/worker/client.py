@@ -1,16 +1,19 @@
-"""The client of the dispatcher's internal API, for workers and sources.
+"""The client of the dispatcher's internal API, for workers, sources and query services.
 
-Every call may be repeated. `DispatcherUnavailable` is that no dispatcher answered, or none can
-serve now: whether the call was carried out is then unknown. `DispatcherRefused` is an answer: no,
-and why. A call about several tasks has a result for each, so a refused task raises nothing: it is
-in the results. How one that answers is found says `penstock.protocol.client`. `Backoff` is the
-pause before the next try: exponential, with jitter, up to a bound. Called by the worker and by
-sources.
+Every call may be repeated. An answer to a claim that came so late that its attempts may be gone is
+asked about, by a heartbeat, before anything of it begins. `DispatcherUnavailable` is that no
+dispatcher answered, or none can serve now: whether the call was carried out is then unknown.
+`DispatcherRefused` is an answer: no, and why. A call about several tasks has a result for each, so
+a refused task raises nothing: it is in the results. How one that answers is found says
+`penstock.protocol.client`. `Backoff` is the pause before the next try: exponential, with jitter,
+up to a bound. A query service has no identity of its own: it shows the proof of whoever queries.
+Called by the worker, sources and `query.service`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -18,7 +21,12 @@ import msgspec
 from penstock.kernel.clock import Clock
 from penstock.kernel.document_format import UNREADABLE
 from penstock.kernel.entropy import Entropy
-from penstock.kernel.errors import DispatcherUnavailable, InvalidInput
+from penstock.kernel.errors import (
+    DispatcherError,
+    DispatcherRefused,
+    DispatcherUnavailable,
+    InvalidInput,
+)
 from penstock.kernel.service import Service
 from penstock.protocol.base import TASK_HEADER, WORKER_HEADER, Ask
 from penstock.protocol.client import (
@@ -39,24 +47,36 @@ from penstock.protocol.events import (
     TaskEventsAsk,
 )
 from penstock.protocol.identity import Identity
+from penstock.protocol.queries import QueryBeginAnswer, QueryBeginAsk, QueryEndAnswer, QueryEndAsk
 from penstock.protocol.work import (
+    Assignment,
     ClaimAnswer,
     ClaimAsk,
     CompleteAsk,
     CredentialsAnswer,
     CredentialsAsk,
     HeartbeatAsk,
+    HeldAsk,
     HelloAnswer,
     HelloAsk,
     ResultsAnswer,
     WaitAnswer,
     WaitAsk,
 )
+from penstock.tokens.verifier import JWKS_PATH, Jwk, keys_of
 
 CALL_SECONDS: Final = 25.0
 """How long one dispatcher has to answer: a little longer than it gives itself."""
+_QUERY_SECONDS: Final = 15.0
+_KEYS_SECONDS: Final = 3.0
 _WAITED_SECONDS_MORE: Final = 10.0
 """How much longer than it was asked to wait a dispatcher may take."""
+
+_IN_TIME_SHARE: Final = 0.5
+"""An answer that took no more of the time to acknowledge it is acknowledged in time."""
+_ACKNOWLEDGED_MAX: Final = 25
+"""How many tasks are acknowledged in one call: tokens may be long."""
+_log = logging.getLogger(__name__)
 
 AnswerType = TypeVar("AnswerType")
 
@@ -92,14 +112,19 @@ class InternalClient(Service):
     def __init__(
         self,
         urls: Sequence[str],
-        identity: Identity,
+        identity: Identity | None,
         *,
         clock: Clock,
         entropy: Entropy,
         transport: DispatcherTransport | None = None,
     ) -> None:
-        self._identity = identity
-        headers = {WORKER_HEADER: identity.name, "Authorization": f"Bearer {identity.token}"}
+        self._name = "" if identity is None else identity.name
+        self._clock = clock
+        headers = (
+            {}
+            if identity is None
+            else {WORKER_HEADER: identity.name, "Authorization": f"Bearer {identity.token}"}
+        )
         self._caller = DispatcherCaller(
             urls, headers, clock=clock, entropy=entropy, transport=transport
         )
@@ -109,7 +134,7 @@ class InternalClient(Service):
     @property
     def name(self) -> str:
         """Who calls."""
-        return self._identity.name
+        return self._name
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -133,8 +158,11 @@ class InternalClient(Service):
         return await self._call("POST", "/internal/wait", ask, WaitAnswer, call_seconds=seconds)
 
     async def claim(self, ask: ClaimAsk) -> ClaimAnswer:
-        """Begin attempts. One whose answer is lost is a lease that nobody renews."""
-        return await self._call("POST", "/internal/task-claim", ask, ClaimAnswer)
+        """Begin attempts. One whose answer is lost brings the same ones, if it has an id."""
+        asked_at = self._clock.monotonic()
+        answer = await self._call("POST", "/internal/task-claim", ask, ClaimAnswer)
+        answer.tasks = await self._still_held(answer.tasks, asked_at)
+        return answer
 
     async def heartbeat(
         self, ask: HeartbeatAsk, *, call_seconds: float = CALL_SECONDS
@@ -144,7 +172,10 @@ class InternalClient(Service):
 
     async def complete(self, ask: CompleteAsk) -> ResultsAnswer:
         """End attempts; the results are in the order of the tasks."""
-        return await self._results("/v1/task/complete", ask, len(ask.tasks), CALL_SECONDS)
+        asked_at = self._clock.monotonic()
+        answer = await self._results("/v1/task/complete", ask, len(ask.tasks), CALL_SECONDS)
+        answer.claimed = await self._still_held(answer.claimed, asked_at)
+        return answer
 
     async def task_events(self, ask: TaskEventsAsk, *, token: str = "") -> EventsAnswer:
         """Send events of a running attempt."""
@@ -166,6 +197,51 @@ class InternalClient(Service):
         """Have it noted that a webhook has refused requests."""
         return await self._call("POST", "/internal/webhook-refusals", ask, RefusalsAnswer)
 
+    async def _still_held(self, claimed: list[Assignment], asked_at: float) -> list[Assignment]:
+        """Of an answer that came late, what is ours still: the rest may run elsewhere by now."""
+        shortest = min((each.acknowledge_seconds for each in claimed), default=0.0)
+        if not shortest or self._clock.monotonic() - asked_at < _IN_TIME_SHARE * shortest:
+            return claimed
+        held: list[Assignment] = []
+        for first in range(0, len(claimed), _ACKNOWLEDGED_MAX):
+            some = claimed[first : first + _ACKNOWLEDGED_MAX]
+            ask = HeartbeatAsk(tasks=[_held(each) for each in some])
+            try:
+                results = (await self.heartbeat(ask, call_seconds=shortest)).results
+            except DispatcherError as error:
+                _log.warning("failed to acknowledge a claim; its tasks go back: %s", error.message)
+                continue
+            held += [each for each, found in zip(some, results, strict=True) if found.status < 400]
+        if len(held) < len(claimed):
+            _log.info("%d tasks of a late answer are not run", len(claimed) - len(held))
+        return held
+
+    async def begin_query(self, ask: QueryBeginAsk, proof: Mapping[str, str]) -> QueryBeginAnswer:
+        """What a query may read by the proof of who asks; the same ticket begins the same query."""
+        path = "/internal/query/begin"
+        return await self._call(
+            "POST", path, ask, QueryBeginAnswer, proof=proof, call_seconds=_QUERY_SECONDS
+        )
+
+    async def end_query(self, ask: QueryEndAsk, proof: Mapping[str, str]) -> QueryEndAnswer:
+        """Say what became of a query."""
+        path = "/internal/query/end"
+        return await self._call(
+            "POST", path, ask, QueryEndAnswer, proof=proof, call_seconds=_QUERY_SECONDS
+        )
+
+    async def keys(self) -> Mapping[str, Jwk]:
+        """The keys that sign tokens, by their names: this is a `KeySource`."""
+        answered = await self._send("GET", JWKS_PATH, None, _KEYS_SECONDS)
+        try:
+            if answered.status >= 400:
+                raise refusal(answered, side="internal")
+            return keys_of(answered.body)
+        except (DispatcherRefused, InvalidInput) as error:
+            raise DispatcherUnavailable(
+                f"Failed to fetch the keys that sign tokens: {error.message}", hint=error.hint
+            ) from error
+
     async def _call(
         self,
         method: str,
@@ -174,9 +250,11 @@ class InternalClient(Service):
         answer: type[AnswerType],
         *,
         token: str = "",
+        proof: Mapping[str, str] | None = None,
         call_seconds: float = CALL_SECONDS,
     ) -> AnswerType:
-        answered = await self._send(method, path, ask, call_seconds, token=token)
+        headers = {TASK_HEADER: token} if token else proof
+        answered = await self._send(method, path, ask, call_seconds, headers=headers)
         if answered.status >= 400:
             raise refusal(answered, side="internal")
         return _decoded(answered, answer)
@@ -195,12 +273,17 @@ class InternalClient(Service):
         return results
 
     async def _send(
-        self, method: str, path: str, ask: Ask | None, call_seconds: float, *, token: str = ""
+        self,
+        method: str,
+        path: str,
+        ask: Ask | None,
+        call_seconds: float,
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> DispatcherReply:
         if not self._is_started:
             raise InvalidInput("The client is not started.", hint="Use it as `async with client:`.")
         body = b"" if ask is None else self._encode(ask)
-        headers = {TASK_HEADER: token} if token else None
         try:
             return await self._caller.send(
                 method, path, body, seconds=call_seconds, headers=headers
@@ -210,6 +293,15 @@ class InternalClient(Service):
                 " ".join(_told(each, call_seconds) for each in error.misses),
                 hint="Check that the dispatcher runs and that its URL is right.",
             ) from error
+
+
+def _held(task: Assignment) -> HeldAsk:
+    return HeldAsk(
+        task_id=task.task_id,
+        attempt=task.attempt,
+        lease_token=task.lease_token,
+        token=task.token or None,
+    )
 
 
 def _told(miss: DispatcherMiss, call_seconds: float) -> str:

@@ -2,7 +2,8 @@
 
 Each attempt is in three heartbeats in the time that its job allows a worker to be silent. Those
 that are past half of their own interval go along with one that is due, so that attempts which
-began at different times soon share calls. A short task ends before its first heartbeat.
+began at different times soon share calls. The first one of an attempt comes sooner: it also
+acknowledges the claim. A short task ends before its first heartbeat.
 
 A result may ask to cancel a task, and may refuse one: then another attempt has taken over, or
 the task is over, and the attempt is interrupted. No answer means nothing: the work goes on and
@@ -27,11 +28,10 @@ from typing import Final
 
 import msgspec
 
-from penstock.dispatcher.dag.model import HEARTBEATS
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherError, DispatcherRefused
-from penstock.protocol.work import HeartbeatAsk, HeldAsk, TaskResult
+from penstock.protocol.work import HEARTBEATS, HeartbeatAsk, HeldAsk, TaskResult
 from penstock.worker.attempt import InterruptReason, TaskAttempt
 from penstock.worker.client import CALL_SECONDS, Backoff, InternalClient
 
@@ -68,8 +68,12 @@ class HeartbeatSender:
         """Keep an attempt alive; returns an earlier one of the same task, which is let go."""
         seconds = HEARTBEATS.pause_seconds(attempt.assignment.heartbeat_seconds)
         pause = max(_PAUSE_SECONDS_MIN, seconds)
+        first = pause
+        if attempt.assignment.acknowledge_seconds:
+            first = HEARTBEATS.pause_seconds(attempt.assignment.acknowledge_seconds)
+            first = min(pause, max(_PAUSE_SECONDS_MIN, first))
         before = self._held.get(attempt.task_id)
-        self._held[attempt.task_id] = _Held(attempt, pause, self._clock.monotonic() + pause)
+        self._held[attempt.task_id] = _Held(attempt, pause, self._clock.monotonic() + first)
         self._news.set()
         return before.attempt if before is not None else None
 

@@ -26,7 +26,8 @@ is no journal, and the heartbeat timeout decides, as it does for a crash at thes
 
 | the process is killed | what follows |
 |---|---|
-| after the claim was committed, and before its answer was read | the lease expires |
+| after the claim was committed, and before its answer was read | nobody acknowledges it: it is |
+| | taken back within seconds, not counted |
 | before `held` was written | the same |
 | between `held` and `begun` | a release: nothing of it has run |
 | between `begun` and the first line of the function | a failure: counted, and it runs again |

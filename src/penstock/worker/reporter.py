@@ -20,6 +20,7 @@ answers the same completion with the same answer, so a lost answer costs a retry
 | refused for its outputs | the attempt is still ours: its end is reported as a failure instead |
 | refused for their schema | the same, without a retry: another attempt would make the same |
 | refused, because what it was merged with has changed | it merges again, or waits |
+| refused for columns that the DAG does not declare | likewise |
 | refused for columns that were only observed | again without them: functions have no schema |
 | the token is not proved | again with another token, a few times; then it is the reaper's |
 | the whole call is refused | its completions go one by one; one refused alone is a failure |
@@ -42,7 +43,7 @@ import msgspec
 
 from penstock.dispatcher.tasks.model import TaskRefusalReason
 from penstock.kernel.clock import Clock
-from penstock.kernel.entropy import Entropy
+from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import (
     DispatcherError,
     DispatcherRefused,
@@ -247,6 +248,9 @@ class CompletionReporter:
         self._done = done
         self._moved = moved
         self._is_idle = is_idle
+        self._entropy = entropy
+        self._claim_id = ""
+        """Of the claim of a report that was not answered, which the next one repeats."""
         self._waiting: deque[_Completion] = deque()
         self._in_call: list[_Completion] = []
         self._most = TASKS_MAX
@@ -322,14 +326,12 @@ class CompletionReporter:
         """One call; returns how long to wait before the next."""
         again: list[_Completion] = []
         pause_seconds = 0.0
-        for each in batch:
-            if each.unproved:
-                each.ask.token = each.attempt.token or None
-        ask = CompleteAsk(tasks=[each.ask for each in batch], next=list(self._reserve()))
+        ask = self._ask(batch)
         claimed_of, claimed = "", list[Assignment]()
         try:
             answer = await self._client.complete(ask)
             claimed_of, claimed = answer.claimed_of, answer.claimed
+            self._claim_id = ""
         except DispatcherUnavailable as error:
             again, pause_seconds = list(batch), self._unanswered(error)
         except DispatcherRefused as error:
@@ -352,6 +354,17 @@ class CompletionReporter:
         self._in_call = []
         self._note_empty()
         return pause_seconds
+
+    def _ask(self, batch: Sequence[_Completion]) -> CompleteAsk:
+        for each in batch:
+            if each.unproved:
+                each.ask.token = each.attempt.token or None
+        wanted = list(self._reserve())
+        if wanted and not self._claim_id:
+            self._claim_id = new_id(self._entropy)
+        return CompleteAsk(
+            tasks=[each.ask for each in batch], next=wanted, claim_id=self._claim_id or None
+        )
 
     def _broken(self, batch: Sequence[_Completion]) -> float:
         """A call failed here: retry its completions one by one, each a few times."""
@@ -409,7 +422,7 @@ class CompletionReporter:
                 if output.facts is not None:
                     output.facts.columns = []
             return [completion]
-        if result.why == TaskRefusalReason.SCHEMA:
+        if result.why in (TaskRefusalReason.SCHEMA, TaskRefusalReason.UNDECLARED):
             return self._as_failure(completion, result.detail or result.why, is_retried=False)
         if result.status in _UNPROVED:
             return self._unproved(completion, result)

@@ -68,6 +68,12 @@ REASONS: Final[Sequence[Reason]] = (
         '"dataset", "maintain"',
     ),
     Reason(
+        r"penstock dataset rebuild-table \S+",
+        "It needs a dataset with a table in Postgres, and there is one there.",
+        "tests/e2e/test_hot_table.py",
+        '"dataset", "rebuild-table"',
+    ),
+    Reason(
         r"penstock dataset purge NAME",
         "What it forgets others look at here.",
         "tests/e2e/test_tables.py",

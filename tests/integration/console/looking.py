@@ -20,10 +20,9 @@ import httpx
 from penstock.console.application import Console, OpenAlertCount
 from penstock.console.live import LivePages
 from penstock.console.pages.table import SITE
-from penstock.console.sessions import COOKIE, ConsoleSessions
+from penstock.console.sessions import COOKIE, ConsoleSessions, EndedSessions
 from penstock.dispatcher.api.context import ApiContext
 from penstock.dispatcher.api.routes import public_app
-from penstock.dispatcher.ended_sessions import EndedSessions
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.entropy import seeded_entropy
 from tests.integration.dispatcher.api.stage import SECRET, Stage, staged

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.console.sessions import COOKIE, SESSION_SECONDS
-from penstock.dispatcher.ended_sessions import EndedSessions
+from penstock.console.sessions import COOKIE, SESSION_SECONDS, EndedSessions
 from penstock.kernel.clock import SystemClock
 from tests.integration.console.looking import Look, Visitor, visiting, words
 

@@ -238,6 +238,13 @@ def test_limits_schedules_and_batches_are_shown_and_steered() -> None:
         assert "api 3 10 per 1.0 s" in said
         wrong = await visitor.send("/queue/limits/set", key="api", concurrency="many")
         assert "The concurrency is a whole number, not 'many'." in wrong
+        said = await visitor.send(
+            "/queue/limits/set", key="api", rate="10", per_seconds="1h", to="/queue/limits"
+        )
+        assert "The limit api is set" in said
+        assert [each.per_seconds for each in await queue.limits.list()] == [3600]
+        wrong = await visitor.send("/queue/limits/set", key="api", rate="1", per_seconds="soon")
+        assert "The length of time 'per', 'soon', is not a duration; write" in wrong
         assert "The limit api is removed" in await visitor.send("/queue/limits/remove", key="api")
         assert "There is no limit api." in await visitor.send("/queue/limits/remove", key="api")
 

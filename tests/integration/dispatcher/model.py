@@ -121,8 +121,10 @@ class Model:
         if kind == "released" and task.releases < RELEASES_MAX:
             return TaskStatus.QUEUED
         if kind not in ("failed", "released"):
-            return TaskStatus.COMPLETED
-        return TaskStatus.RETRYING if is_retried and task.attempt < task.limit else TaskStatus.DEAD
+            return TaskStatus.SUCCEEDED
+        return (
+            TaskStatus.RETRYING if is_retried and task.attempt < task.limit else TaskStatus.FAILED
+        )
 
     def leave(self, task: ModelTask, status: TaskStatus) -> None:
         task.status = status
@@ -152,7 +154,7 @@ class Model:
 
     def replay(self, task_id: int) -> Answer:
         task = self.tasks[task_id]
-        if task.status is not TaskStatus.DEAD:
+        if task.status is not TaskStatus.FAILED:
             return TaskRefusalReason.NOT_DEAD
         task.status, task.due, task.limit = TaskStatus.QUEUED, self.now, task.attempt + ATTEMPTS
         task.releases = 0

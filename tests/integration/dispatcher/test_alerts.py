@@ -260,6 +260,34 @@ def test_pressure_that_lasts_is_an_alert(play: Play) -> None:
     play(story)
 
 
+def test_a_table_that_is_behind_is_an_alert_until_it_is_loaded(play: Play) -> None:
+    async def story(world: World) -> None:
+        judge = judge_of(world)
+        job = await world.job()
+        await world.rows(
+            "INSERT INTO hot_table (dataset_id, problem) SELECT id, 'Away.' FROM dataset"
+        )
+        await world.rows(
+            "INSERT INTO hot_partition (dataset_id, generation, partition_key, wanted)"
+            " SELECT dataset_id, version, 'p', 1 FROM generation"
+        )
+        await judge.turn()
+        assert await alerts(world) == []
+        world.later(301)
+        await judge.turn()
+        assert await alerts(world) == [("table_behind", "job", True)]
+        said = "The table of dataset job has been behind for over 5m: Away."
+        assert await summary(world) == said
+        await world.rows("UPDATE hot_partition SET applied = wanted")
+        await judge.turn()
+        world.later(60)
+        await judge.turn()
+        assert await alerts(world) == [("table_behind", "job", False)]
+        assert job.dataset
+
+    play(story)
+
+
 def test_parked_messages_are_an_alert_until_they_are_tried_again(play: Play) -> None:
     async def story(world: World) -> None:
         judge = judge_of(world)

@@ -11,8 +11,9 @@ import pytest
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.events import AcceptedEvent
 from penstock.dispatcher.router import AT_ONCE_MAX, route_events
-from penstock.dispatcher.tasks.lifecycle import Tasks, create_tasks
+from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.tasks.model import ClaimedTask, Completion, Failure, TaskOutput
+from penstock.dispatcher.tasks.rows import create_tasks
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
 from tests.integration.dispatcher.world import Play, World

@@ -16,7 +16,7 @@ from penstock.dispatcher.tasks.model import Completion, TaskOutput
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.steering import BackfillAnswer, BackfillAsk
 from tests.integration.dispatcher.test_deployment import Pipeline, chain
-from tests.integration.dispatcher.world import Play, World
+from tests.integration.dispatcher.world import Play, World, either_way
 
 
 async def planned(pipeline: Pipeline, job: str = "clean", **fields: Any) -> BackfillAnswer:
@@ -42,6 +42,7 @@ async def drain(pipeline: Pipeline, *operators: str) -> None:
     pytest.fail("there is no end to it")
 
 
+@either_way
 def test_ranges_become_tasks_in_a_window(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

@@ -11,7 +11,7 @@ from penstock.dispatcher.deployment_plan import CutOverOutcome
 from penstock.dispatcher.tasks.model import Completion, TaskOutput
 from penstock.protocol.steering import BackfillAnswer, BackfillAsk
 from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain
-from tests.integration.dispatcher.world import Play, World
+from tests.integration.dispatcher.world import Play, World, either_way
 
 
 def builder(pipeline: Pipeline) -> CutOverController:
@@ -79,6 +79,7 @@ async def claimable(world: World) -> list[str]:
     return sorted(f"{row['operator']}/{row['priority']}" for row in rows)
 
 
+@either_way
 def test_what_a_rebuild_makes_is_announced_before_and_after_the_cut_over(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

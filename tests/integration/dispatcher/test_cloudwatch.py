@@ -124,6 +124,8 @@ def figures(*operators: str) -> MetricsSnapshot:
         events_last_minute=5,
         outbox_pending=6,
         outbox_parked=7,
+        hot_tables_behind=0,
+        hot_tables_behind_seconds=0.0,
         workers=8,
         settled_last_minute={"completed": 9},
     )

@@ -30,7 +30,7 @@ from penstock.dispatcher.tasks.rows import fence_arrays
 from penstock.dispatcher.tasks.schemas import output_arrays
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.base import TaskStatus
-from tests.integration.dispatcher.world import Play, World, Worlds, done, failed
+from tests.integration.dispatcher.world import Play, World, Worlds, done, either_way, failed
 
 
 async def ended(world: World, fence: Fence, *outputs: TaskOutput) -> AttemptEnd:
@@ -90,7 +90,7 @@ def test_a_late_heartbeat_revives_a_lease_that_nobody_has_ended(play: Play) -> N
         (kept,) = await world.tasks.heartbeat([claimed.fence])
         assert isinstance(kept, ExtendedLease)
         assert (await world.tasks.reap(outage_seconds=9999)).reaped == ()
-        assert (await ended(world, claimed.fence)).status is TaskStatus.COMPLETED
+        assert (await ended(world, claimed.fence)).status is TaskStatus.SUCCEEDED
 
     play(story)
 
@@ -114,7 +114,7 @@ def test_completing_publishes_and_tells(worlds: Worlds) -> None:
                 job.output("10-20", "s3://b/2", start=10, end=20),
             )
             answer = await ended(world, claimed.fence, *outputs)
-            assert answer.status is TaskStatus.COMPLETED
+            assert answer.status is TaskStatus.SUCCEEDED
             assert [each.outcome for each in answer.published] == [PublishOutcome.PUBLISHED] * 2
             events = [each.event_seq for each in answer.published]
             assert routed == [(events[0], "0-10"), (events[1], "10-20")]
@@ -150,7 +150,7 @@ def test_routing_that_fails_undoes_all_of_it(worlds: Worlds) -> None:
             with pytest.raises(RuntimeError, match="no way"):
                 await world.tasks.complete(done(claimed.fence, job.output()))
             assert await snapshot(world) == before
-            assert (await ended(world, claimed.fence)).status is TaskStatus.COMPLETED
+            assert (await ended(world, claimed.fence)).status is TaskStatus.SUCCEEDED
 
     asyncio.run(main())
 
@@ -167,7 +167,7 @@ def test_a_different_completion_is_refused(play: Play) -> None:
             assert isinstance(refused, Refusal)
             assert refused.why is TaskRefusalReason.DIFFERENT
             assert refused.state is not None
-            assert refused.state.status is TaskStatus.COMPLETED
+            assert refused.state.status is TaskStatus.SUCCEEDED
         (late,) = await world.tasks.heartbeat([claimed.fence])
         assert isinstance(late, Refusal)
         assert late.why is TaskRefusalReason.OVER
@@ -280,7 +280,7 @@ def test_one_refused_completion_costs_the_others_nothing(play: Play) -> None:
         assert isinstance(answers[1], Refusal)
         assert other.dataset in answers[1].detail
         assert await world.value("SELECT count(*) FROM event") == 1
-        assert (await ended(world, bad.fence, job.output("b"))).status is TaskStatus.COMPLETED
+        assert (await ended(world, bad.fence, job.output("b"))).status is TaskStatus.SUCCEEDED
 
     play(story)
 
@@ -310,7 +310,7 @@ def test_outputs_that_make_no_sense_are_refused(play: Play) -> None:
             assert isinstance(answer, Refusal)
             assert answer.why is TaskRefusalReason.OUTPUTS
             assert answer.detail
-        assert (await ended(world, claimed.fence, job.output("a"))).status is TaskStatus.COMPLETED
+        assert (await ended(world, claimed.fence, job.output("a"))).status is TaskStatus.SUCCEEDED
 
     play(story)
 
@@ -394,6 +394,7 @@ def test_a_dataset_without_partitions_moves_its_cursor(play: Play) -> None:
     play(story)
 
 
+@either_way
 def test_failures_are_retried_later_and_later_and_then_dead(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=4, retry_first_ms=1_000, retry_max_ms=2_500)
@@ -418,7 +419,7 @@ def test_failures_are_retried_later_and_later_and_then_dead(play: Play) -> None:
             claimed = await again(world, claimed)
         (last,) = await world.tasks.fail(failed(claimed.fence, "enough"))
         assert isinstance(last, AttemptEnd)
-        assert (last.status, last.attempt, last.due_at) == (TaskStatus.DEAD, 4, None)
+        assert (last.status, last.attempt, last.due_at) == (TaskStatus.FAILED, 4, None)
         assert await world.value("SELECT reason FROM task") == "enough"
         outcomes = await world.rows("SELECT outcome, reason FROM attempt ORDER BY number")
         assert [row["outcome"] for row in outcomes] == ["failed"] * 4
@@ -433,11 +434,12 @@ def test_a_failure_that_must_not_be_retried(play: Play) -> None:
         claimed = await job.claimed()
         (answer,) = await world.tasks.fail(failed(claimed.fence, is_retried=False))
         assert isinstance(answer, AttemptEnd)
-        assert answer.status is TaskStatus.DEAD
+        assert answer.status is TaskStatus.FAILED
 
     play(story)
 
 
+@either_way
 def test_a_dead_task_is_played_again_with_new_attempts(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=2)
@@ -506,6 +508,7 @@ def test_cancelling_what_waits_and_what_runs(play: Play) -> None:
     play(story)
 
 
+@either_way
 def test_the_reaper_ends_what_is_silent_in_batches(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=2)
@@ -527,7 +530,7 @@ def test_the_reaper_ends_what_is_silent_in_batches(play: Play) -> None:
         world.later(11)
         reaped = (await world.tasks.reap()).reaped
         assert {(each.task_id, each.status) for each in reaped} == {
-            (first[0].task_id, TaskStatus.DEAD),
+            (first[0].task_id, TaskStatus.FAILED),
             (first[2].task_id, TaskStatus.RETRYING),
         }
         outcomes = await world.rows(
@@ -618,6 +621,7 @@ async def task_of(world: World, claimed: ClaimedTask) -> dict[str, Any]:
     return row
 
 
+@either_way
 def test_a_release_is_not_counted_and_its_number_is_not_used_again(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=1)
@@ -631,7 +635,7 @@ def test_a_release_is_not_counted_and_its_number_is_not_used_again(play: Play) -
         assert isinstance(stale, Refusal)
         (failure,) = await world.tasks.fail(failed(second.fence))
         assert isinstance(failure, AttemptEnd)
-        assert failure.status is TaskStatus.DEAD, "the one attempt that counts has failed"
+        assert failure.status is TaskStatus.FAILED, "the one attempt that counts has failed"
         rows = await world.rows("SELECT number, outcome, reason FROM attempt ORDER BY number")
         assert [tuple(row.values()) for row in rows] == [
             (1, "released", "The worker was stopped."),
@@ -674,7 +678,7 @@ def test_nothing_is_handed_round_for_ever(play: Play) -> None:
             claimed = await again(world, claimed)
         assert pauses[0] < 1.3
         assert 40 < pauses[-1] <= 60
-        assert (await released(world, claimed.fence, is_delayed=True)).status is TaskStatus.DEAD
+        assert (await released(world, claimed.fence, is_delayed=True)).status is TaskStatus.FAILED
         row = await task_of(world, claimed)
         assert row["reason"].startswith("The worker was stopped. It was released 20 times before")
         outcome = "SELECT outcome FROM attempt ORDER BY number DESC LIMIT 1"
@@ -704,7 +708,7 @@ def test_what_was_lost_before_it_began_is_not_counted_five_times(play: Play) -> 
         row = await task_of(world, claimed)
         assert (row["losses"], row["releases"]) == (LOSSES_MAX, LOSSES_MAX + 1)
         assert row["attempt_limit"] == claimed.attempt
-        assert (await lost(world, claimed.fence)).status is TaskStatus.DEAD
+        assert (await lost(world, claimed.fence)).status is TaskStatus.FAILED
         reason = (await task_of(world, claimed))["reason"]
         assert reason.startswith("The worker was killed. That happened 5 times before")
         await world.tasks.replay([claimed.task_id])
@@ -725,11 +729,12 @@ def test_what_was_lost_while_it_ran_is_counted_and_tried_again_at_once(play: Pla
         claimed = await again(world, claimed)
         (answer,) = await world.tasks.fail([replace(loss, fence=claimed.fence)])
         assert isinstance(answer, AttemptEnd)
-        assert answer.status is TaskStatus.DEAD
+        assert answer.status is TaskStatus.FAILED
 
     play(story)
 
 
+@either_way
 def test_what_may_begin_again_is_announced_when_it_may(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(max_attempts=3)
@@ -803,7 +808,7 @@ def test_a_death_beside_others_is_free_once_and_the_task_runs_alone_then(play: P
         third = await again(world, second)
         assert third.runs_alone
         # Said by a worker that had others beside it all the same.
-        assert (await died(world, third.fence)).status is TaskStatus.DEAD
+        assert (await died(world, third.fence)).status is TaskStatus.FAILED
         row = await task_of(world, third)
         assert row["reason"] == (
             "The JVM died. Its process has died before, which was not counted; this time counts as"

@@ -244,7 +244,7 @@ class HttpLifecycle(Machine):
             assert result == self.told[fence]
             return
         self.told[fence] = result
-        if saying == PUBLISHED and expected is TaskStatus.COMPLETED:
+        if saying == PUBLISHED and expected is TaskStatus.SUCCEEDED:
             (published,) = result.published
             assert published.outcome == self.model.publish(fence.task_id)
             is_published = published.outcome == "published"

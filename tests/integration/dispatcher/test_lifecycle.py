@@ -92,7 +92,7 @@ class Lifecycle(Machine):
             isinstance(answer, AttemptEnd)
             and is_new
             and publishes
-            and expected is TaskStatus.COMPLETED
+            and expected is TaskStatus.SUCCEEDED
         ):
             outcome = self.model.publish(fence.task_id)
             assert [each.outcome for each in answer.published] == [outcome]

@@ -169,7 +169,7 @@ async def site(world: World, text: str = "") -> Site:
 
 def outcome(answer: object) -> PublishOutcome:
     assert isinstance(answer, AttemptEnd)
-    assert answer.status is TaskStatus.COMPLETED
+    assert answer.status is TaskStatus.SUCCEEDED
     (one,) = answer.published
     assert one.event_seq is None
     return one.outcome

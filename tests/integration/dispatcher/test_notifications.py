@@ -16,10 +16,11 @@ import psycopg
 import pytest
 from psycopg.rows import DictRow
 
+from penstock.dispatcher.announcer import Announcer
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.local_server import LocalPostgres
 from penstock.dispatcher.database.migrations import migrate
-from penstock.dispatcher.database.pool import Database, query
+from penstock.dispatcher.database.pool import Connection, Database, query
 from penstock.dispatcher.tasks.completion import no_route
 from penstock.dispatcher.tasks.lifecycle import Tasks
 from penstock.dispatcher.wakeups import notifications as module
@@ -27,6 +28,7 @@ from penstock.dispatcher.wakeups.base import TaskCounts, WakeUpChannel
 from penstock.dispatcher.wakeups.long_poll import Broker
 from penstock.dispatcher.wakeups.notifications import ECHO_SECONDS, Notifications
 from penstock.kernel.clock import SystemClock
+from penstock.kernel.errors import DatabaseUnavailable
 from tests.integration.dispatcher.test_local_postgres import postmaster_of
 from tests.integration.dispatcher.world import Play, World
 from tests.integration.test_s3_local import needs_proc
@@ -34,6 +36,15 @@ from tests.integration.test_s3_local import needs_proc
 OPERATOR = WakeUpChannel("operator", Priority.NORMAL)
 OTHER = WakeUpChannel("other", Priority.BULK)
 NOWHERE = "host=127.0.0.1 port=1 connect_timeout=1"
+
+
+async def _is_in_recovery(connection: Connection) -> list[DictRow]:
+    found = await connection.execute(b"SELECT pg_is_in_recovery() AS is_in_recovery")
+    return await found.fetchall()
+
+
+async def _write(connection: Connection) -> None:
+    await connection.execute(b"UPDATE reaper SET ran_at = ran_at")
 
 
 class _Ear:
@@ -255,6 +266,50 @@ def test_who_waits_hears_of_work_from_before_a_crash_of_postgres_within_half_a_m
                     await SystemClock().sleep(0.01)
             assert sum(each.done() for each in waits) == 3
             broker.interrupt()
+
+    asyncio.run(story())
+
+
+@needs_proc
+def test_who_waits_hears_again_within_half_a_minute_of_a_fail_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with AsyncExitStack() as stack:
+            folder = tmp_path / "postgres"
+            server = LocalPostgres(folder, settings={"fsync": "off"}, grace_seconds=5)
+            await stack.enter_async_context(server)
+            await migrate(server.dsn)
+            one, two = (Database(server.dsn, connections_max=5) for _ in range(2))
+            broker = await stack.enter_async_context(Broker())
+            sender = Notifications(server.dsn, one, heard=print, has_waiters=lambda: True)
+            hearer = Notifications(server.dsn, two, heard=broker.send, has_waiters=lambda: True)
+            announcer = Announcer(here=lambda tasks_of: Counter(), elsewhere=sender.publish)
+            for service in (one, two, sender, hearer, announcer):
+                await stack.enter_async_context(service)
+            # A server in recovery, as the one that is about to become the new primary.
+            await server.stop()
+            data = (folder / "data").stat()
+            standby = folder / "data" / "standby.signal"
+            standby.touch()
+            os.chown(standby, data.st_uid, data.st_gid)
+            await server.start()
+            (found,) = await one.transact(_is_in_recovery)
+            assert found["is_in_recovery"]
+            announcer.announce({("other", "normal"): 1})
+            async with asyncio.timeout(60):
+                while "failed to notify other dispatchers" not in caplog.text:
+                    await SystemClock().sleep(0.01)
+            with pytest.raises(DatabaseUnavailable, match="read-only"):
+                await one.transact(_write)
+            async with await psycopg.AsyncConnection.connect(server.dsn) as connection:
+                await connection.execute(b"SELECT pg_promote()")
+            async with asyncio.timeout(30):
+                while not hearer.is_listening:
+                    await SystemClock().sleep(0.01)
+                announcer.announce({("operator", "normal"): 1})
+                assert await broker.wait("listener", ["operator"], seconds=30)
+                await one.transact(_write)
 
     asyncio.run(story())
 

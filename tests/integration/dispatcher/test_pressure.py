@@ -20,7 +20,7 @@ from penstock.dispatcher.tasks.model import (
     TaskRefusalReason,
 )
 from tests.integration.dispatcher.test_deployment import Pipeline
-from tests.integration.dispatcher.world import Play, World
+from tests.integration.dispatcher.world import Play, World, either_way
 
 LINE = """
 jobs:
@@ -96,6 +96,7 @@ async def pauses(world: World) -> dict[str, str]:
     return {row["name"]: row["scope"] for row in rows}
 
 
+@either_way
 def test_a_full_queue_pauses_its_upstream_until_it_has_drained(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline, pressures = Pipeline(world), Backpressure(world.database)
@@ -183,6 +184,7 @@ def test_an_old_queue_is_pressure_and_one_that_is_not_due_is_not(play: Play) -> 
     play(story)
 
 
+@either_way
 def test_a_new_dag_takes_its_pressure_with_it(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline, pressures = Pipeline(world), Backpressure(world.database)
@@ -206,6 +208,7 @@ def test_a_new_dag_takes_its_pressure_with_it(play: Play) -> None:
     play(story)
 
 
+@either_way
 def test_a_cut_over_that_empties_a_queue_wakes_what_was_paused_for_it(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline, pressures = Pipeline(world), Backpressure(world.database)
@@ -227,6 +230,7 @@ def test_a_cut_over_that_empties_a_queue_wakes_what_was_paused_for_it(play: Play
     play(story)
 
 
+@either_way
 def test_people_pause_and_resume_beside_pressure(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline, pressures = Pipeline(world), Backpressure(world.database)

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from penstock.datasets.projection import (
     CurrentDataset,
@@ -145,6 +146,42 @@ def test_a_schema_grows_and_refuses_one_task_alone(play: Play) -> None:
         assert answers[1].state.status is TaskStatus.RUNNING
         (good,) = await world.tasks.complete([said(third, *columns("a", "b"))])
         assert outcome(good) is PublishOutcome.PUBLISHED
+
+    play(story)
+
+
+@pytest.mark.parametrize("storage", ["files", "postgres"])
+def test_what_the_dag_does_not_declare_is_refused_by_its_column(play: Play, storage: str) -> None:
+    async def story(world: World) -> None:
+        said = [{"a": "bigint"}, {"b": "string"}]
+        output = {"name": "out", "dataset": "job", "columns": said, "storage": storage}
+        job = await world.job(body=Jsonb({"outputs": [output]}))
+        await world.rows(
+            "UPDATE job_definition SET body = body"
+            " || jsonb_build_object('datasets', jsonb_build_object('job', %s::text))",
+            job.dataset,
+        )
+
+        async def told(*of: Column, **fields: Any) -> AttemptEnd | Refusal:
+            claimed = await job.claimed(str(of) + str(fields))
+            return await completed(world, claimed, job.output(facts=facts(of=of, **fields)))
+
+        for wrong, word in ((columns("a", "c"), "'c' (bigint)"), (columns("b"), "'b' is bigint")):
+            answer = await told(*wrong)
+            assert isinstance(answer, Refusal)
+            assert answer.why is TaskRefusalReason.UNDECLARED
+            assert word in answer.detail
+        assert await world.value("SELECT count(*) FROM publication") == 0
+        for right in ((Column("a", "int", is_nullable=False),), columns("b", "a", b="string")):
+            assert outcome(await told(*right)) is PublishOutcome.PUBLISHED
+        assert outcome(await told(files=0, rows=0)) is PublishOutcome.PUBLISHED
+        # Files of which nothing is known cannot be rows of a table.
+        if storage == "files":
+            assert outcome(await told()) is PublishOutcome.PUBLISHED
+        else:
+            answer = await told()
+            assert isinstance(answer, Refusal)
+            assert "Write Parquet" in answer.detail
 
     play(story)
 

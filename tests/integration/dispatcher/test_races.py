@@ -105,7 +105,7 @@ def test_an_attempt_that_is_ending_is_not_reaped(play: Play) -> None:
         first, second = await job.claimed("a"), await job.claimed("b")
         world.later(11)
         async with world.unfinished() as other:
-            assert status((await other.complete(done(first.fence)))[0]) is TaskStatus.COMPLETED
+            assert status((await other.complete(done(first.fence)))[0]) is TaskStatus.SUCCEEDED
             assert status((await other.fail(failed(second.fence)))[0]) is TaskStatus.RETRYING
             assert (await world.tasks.reap()).reaped == ()
         assert (await world.tasks.reap()).reaped == ()

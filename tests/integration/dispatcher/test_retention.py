@@ -273,8 +273,8 @@ def test_one_dispatcher_makes_a_pass(play: Play) -> None:
         one, two = RowPruner(world.database, days=30), RowPruner(world.database, days=30)
         assert await one.turn() == 0.05
         assert await two.turn() == PASS_SECONDS / 4
-        # A turn for each kind of rows: events, tasks, the audit, queries.
-        assert [await one.turn() for _ in range(3)] == [0.05, 0.05, PASS_SECONDS]
+        # A turn for each kind of rows: events, tasks, the audit, queries, batches.
+        assert [await one.turn() for _ in range(4)] == [0.05, 0.05, 0.05, PASS_SECONDS]
         assert await one.turn() == PASS_SECONDS / 4
 
     play(story)

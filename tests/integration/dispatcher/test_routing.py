@@ -24,7 +24,7 @@ from penstock.dispatcher.tasks.model import AttemptEnd, Completion, TaskOutput
 from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.test_deployment import SINK, Pipeline, chain
-from tests.integration.dispatcher.world import Play, World
+from tests.integration.dispatcher.world import Play, World, either_way
 
 NOWHERE = "00000000-0000-0000-0000-000000000000"
 FEED = """
@@ -201,6 +201,7 @@ def test_a_paused_source_is_told(play: Play) -> None:
     play(story)
 
 
+@either_way
 def test_one_event_is_one_task_a_reader(play: Play) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)
@@ -412,6 +413,7 @@ def test_an_edited_job_without_outputs_just_goes_on(play: Play) -> None:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
+@either_way
 def test_a_completion_routes_in_its_transaction(play: Play, is_kept: bool) -> None:
     async def story(world: World) -> None:
         pipeline = Pipeline(world)

@@ -10,17 +10,41 @@ import pytest
 
 from penstock.dispatcher.catalog import snapshots as catalog
 from penstock.dispatcher.catalog.snapshots import History, Snapshots
+from penstock.dispatcher.database.pool import Connection, fetch_rows
 from penstock.dispatcher.deployment_plan import DagApplied
 from penstock.dispatcher.retention import KEEP_PASS_SECONDS, PartitionExpirer
-from penstock.dispatcher.tasks.model import ClaimedTask, TaskOutput
+from penstock.dispatcher.tasks.model import AttemptEnd, ClaimedTask, TaskOutput
+from penstock.kernel.entropy import seeded_entropy
 from penstock.kernel.errors import InvalidInput
 from tests.integration.dispatcher.readers import ROOT, Library, columns, completed, facts
 from tests.integration.dispatcher.test_compacted_parts import parts as compacting
 from tests.integration.dispatcher.test_deployment import Pipeline
 from tests.integration.dispatcher.test_keeping import kept, run_all, send, states
-from tests.integration.dispatcher.test_maintenance import ROWS
+from tests.integration.dispatcher.test_maintenance import ROWS, site
 from tests.integration.dispatcher.world import Job, Play, World, done
 from tests.sizes import SIZES
+
+SUMS = b"""
+    SELECT id, generation, partitions, parts, files, rows, bytes FROM table_snapshot
+    WHERE dataset_id = %(dataset)s::uuid AND id = %(id)s"""
+
+
+@pytest.fixture(autouse=True)
+def _sums_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every snapshot has the sums of all that it shows, however it was made."""
+    make = catalog._make
+
+    async def checked(connection: Connection, dataset: str) -> Sequence[int]:
+        made = await make(connection, dataset)
+        for each in made:
+            found = await connection.execute(SUMS, {"dataset": dataset, "id": each})
+            (said,) = await found.fetchall()
+            asked = {"dataset": dataset, **said}
+            (counted,) = await fetch_rows(connection, "count_parts", asked)
+            assert {name: said[name] for name in counted} == counted
+        return made
+
+    monkeypatch.setattr(catalog, "_make", checked)
 
 
 def snapshots(world: World) -> Snapshots:
@@ -465,6 +489,65 @@ def test_generations_are_shown_as_they_are_moved_and_never_half_cleared(play: Pl
     play(story)
 
 
+def test_sums_go_on_from_the_last_snapshot(play: Play) -> None:
+    """Whatever comes and goes between two; the sums of all parts are asked for but once."""
+    random = seeded_entropy(23)
+
+    async def story(world: World) -> None:
+        append = await world.job(update_mode="append")
+        replace = await world.job("other")
+        for number in range(60):
+            job, key = random.choice([append, replace]), random.choice("abc")
+            if random.random() < 0.2:
+                await world.rows(
+                    "DELETE FROM publication WHERE dataset_id = %s AND partition_key = %s",
+                    *(job.dataset, key),
+                )
+            else:
+                more = {"append_key": str(number)} if job is append else {}
+                said = facts(rows=number, files=random.choice([0, 1, 3]))
+                await put(world, job, f"t{number}", key, f"s3://b/{number}", facts=said, **more)
+            if random.random() < 0.5:
+                for each in (append, replace):
+                    await snapshots(world).make(each.dataset)
+        # Were they counted again, this would be mended by the next one.
+        await snapshots(world).make(replace.dataset)
+        told = "UPDATE table_snapshot SET rows = 1000 + rows"
+        await world.rows(f"{told} WHERE dataset_id = %s", replace.dataset)
+        await put(world, replace, "last", "z", "s3://b/z", facts=facts(rows=5))
+        with pytest.raises(AssertionError):
+            await snapshots(world).make(replace.dataset)
+
+    play(story)
+
+
+def test_files_that_are_rewritten_replace_others_and_no_rows(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = await site(world)
+        await it.publish("p", "q")
+        tidy = await dataset_of(world, "tidy")
+
+        async def operation() -> str:
+            await snapshots(world).make(tidy)
+            rows = await world.rows(
+                "SELECT operation FROM table_snapshot WHERE dataset_id = %s ORDER BY id", tidy
+            )
+            return str(rows[-1]["operation"])
+
+        assert await operation() == "append"
+        for _ in "pq":
+            assert isinstance(await it.end(await it.rewriting(), files=1), AttemptEnd)
+        assert await operation() == "replace"
+        await it.publish("q")
+        assert await operation() == "overwrite", "as many rows, and not the same"
+        # What was published and rewritten since is news all the same.
+        await it.publish("p")
+        assert isinstance(await it.end(await it.rewriting(), files=1), AttemptEnd)
+        assert await operation() == "overwrite"
+
+    play(story)
+
+
 def test_parts_that_are_put_together_are_one_change(play: Play) -> None:
     async def story(world: World) -> None:
         it = await compacting(world)
@@ -490,6 +573,12 @@ def test_parts_that_are_put_together_are_one_change(play: Play) -> None:
             ("append", 3 * ROWS, 3),
             ("overwrite", 4 * ROWS, 2),
         ]
+        await it.append(2)
+        assert await snapshots(world).make(tidy)
+        assert await it.compact()
+        (alone,) = await snapshots(world).make(tidy)
+        said = "SELECT operation FROM table_snapshot WHERE id = %s"
+        assert await world.value(said, alone) == "replace"
 
     play(story)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,18 @@ class World:
     database: Database
     tasks: Tasks
     offset_seconds: list[float] = field(default_factory=lambda: [0.0])
+    announced: list[str] | None = None
+    """What was announced after commits; None where rows of the outbox announce everything."""
+
+    def announce(self) -> None:
+        """From now on, what may begin at once is announced after its commit, and not by rows."""
+        self.announced = []
+        self.database.announce = self._hear
+
+    def _hear(self, woken: Mapping[tuple[str, str], int], *, is_kept: bool) -> None:
+        assert self.announced is not None, "it was asked for"
+        assert all(tasks >= 1 for tasks in woken.values())
+        self.announced += ["/".join(each) for each in woken]
 
     def later(self, seconds: float) -> None:
         """Let time pass."""
@@ -134,9 +146,14 @@ class World:
     async def wakes(self) -> list[str]:
         """The targets of the wake-ups that are due, which are taken away."""
         rows = await self.rows(
-            "DELETE FROM outbox WHERE kind = 'wake' AND due_at <= penstock_now() RETURNING target"
+            "DELETE FROM outbox WHERE kind = 'wake' AND due_at <= penstock_now()"
+            " RETURNING target, due_at > created_at AS was_later"
         )
-        return sorted(row["target"] for row in rows)
+        announced: list[str] = []
+        if self.announced is not None:
+            assert all(row["was_later"] for row in rows), "it could begin at once, and had a row"
+            announced, self.announced = self.announced, []
+        return sorted([*(row["target"] for row in rows), *announced])
 
     @contextlib.asynccontextmanager
     async def unfinished(self, *, is_kept: bool = True) -> AsyncIterator[Tasks]:
@@ -228,10 +245,12 @@ class Worlds:
         asyncio.run(self._make_database())
 
     @contextlib.asynccontextmanager
-    async def world(self, *, route: Route = no_route) -> AsyncIterator[World]:
-        dsn = self.dsn_of(DATABASE)
-        async with await psycopg.AsyncConnection.connect(dsn) as connection:
-            await connection.execute(EMPTYING.encode())
+    async def world(self, *, route: Route = no_route, dsn: str = "") -> AsyncIterator[World]:
+        """An empty one, or one with what a database of `empty` was given."""
+        if not dsn:
+            dsn = self.dsn_of(DATABASE)
+            async with await psycopg.AsyncConnection.connect(dsn) as connection:
+                await connection.execute(EMPTYING.encode())
         offset = [0.0]
 
         async def began(connection: Connection) -> None:
@@ -267,3 +286,5 @@ class Worlds:
 
 Story = Callable[[World], Coroutine[Any, Any, None]]
 Play = Callable[[Story], None]
+either_way = pytest.mark.parametrize("play", ["rows", "announced"], indirect=True)
+"""For tests of who hears of work: by rows of the outbox, and after the commit (FENCE-14)."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,13 @@ class Site:
 
     async def logged(self) -> dict[str, Any]:
         """The latest query."""
+        return (await self.every_logged(limit=1))[0]
+
+    async def every_logged(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """Queries, the latest first."""
         headers = {"Authorization": f"Bearer {API}"}
-        answer = await self.public.get("/v1/queries", params={"limit": 1}, headers=headers)
-        (found,) = ok(answer)["queries"]
-        return dict(found)
+        answer = await self.public.get("/v1/queries", params={"limit": limit}, headers=headers)
+        return list(ok(answer)["queries"])
 
     async def claim(self, operator: str, *keys: str) -> list[Assignment]:
         for key in keys:
@@ -138,6 +142,59 @@ class Site:
         await self.stage.route()
 
 
+@dataclass
+class Between:
+    """Servers between a query service and its dispatcher, which is behind the last of them.
+
+    `statuses` are what those before it answer to everything; `answer` is asked about each request
+    to the last, before it is handed on: None is that its answer is lost.
+    """
+
+    statuses: tuple[int, ...] = ()
+    has_real: bool = True
+    answer: Callable[[str, Callable[[], Awaitable[bytes]]], Awaitable[bytes | None]] | None = None
+
+    @contextlib.asynccontextmanager
+    async def opened(self, real: str) -> AsyncIterator[list[str]]:
+        async with contextlib.AsyncExitStack() as stack:
+            http = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
+            every: list[str] = []
+            for status in (*self.statuses, *((0,) if self.has_real else ())):
+
+                async def serve(
+                    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int = status
+                ) -> None:
+                    with contextlib.closing(writer):
+                        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                        method, path, _ = head.splitlines()[0].split(" ")
+                        headers = dict(x.split(": ", 1) for x in head.splitlines()[1:] if x)
+                        body = await reader.readexactly(int(headers["content-length"]))
+
+                        async def handed_on() -> bytes:
+                            found = await http.request(
+                                method, f"{real}{path}", content=body, headers=headers
+                            )
+                            return whole(found.status_code, found.content)
+
+                        said: bytes | None = whole(status, b"{}")
+                        if not status:
+                            ask = self.answer
+                            said = await (ask(path, handed_on) if ask else handed_on())
+                        writer.write(said or b"")
+                        await writer.drain()
+
+                server = await asyncio.start_server(serve, "127.0.0.1", 0)
+                stack.callback(server.close)
+                every.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            yield every
+
+
+def whole(status: int, body: bytes) -> bytes:
+    """An answer of HTTP."""
+    head = f"HTTP/1.1 {status} said\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return head.encode() + body
+
+
 def _columns(said: list[dict[str, str]]) -> tuple[Column, ...]:
     return tuple(Column(each["name"], each["type"]) for each in said)
 
@@ -149,8 +206,14 @@ def lines(answer: httpx.Response) -> list[Any]:
 
 @contextlib.asynccontextmanager
 async def opened_site(
-    world: World, folder: Path, *, bounds: QueryBounds = BOUNDS, uids: str = "60864-60895"
+    world: World,
+    folder: Path,
+    *,
+    bounds: QueryBounds = BOUNDS,
+    uids: str = "60864-60895",
+    between: Between | None = None,
 ) -> AsyncIterator[Site]:
+    """`between` stands before the dispatcher that the service asks."""
     port = free_port()
     root = folder.as_uri()
     relay = QueryRelay(f"http://127.0.0.1:{port}")
@@ -172,9 +235,13 @@ async def opened_site(
         )
         await stack.enter_async_context(serving)
         stack.push_async_callback(relay.close)
+        dispatchers = [serving.url("internal")]
+        if between is not None:
+            dispatchers = await stack.enter_async_context(between.opened(*dispatchers))
         service = QueryService(
             QueryServiceSettings(
-                dispatchers=[serving.url("internal")],
+                name="here-1",
+                dispatchers=dispatchers,
                 org="default",
                 store_url=root,
                 bounds=replace(bounds),

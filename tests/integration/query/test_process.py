@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.kernel.clock import SystemClock
-from penstock.query import child
-from penstock.query.engine import QueryFailed, QueryForkServer, QueryProcess
+from penstock.protocol.queries import QUERY_LESS_HINT
+from penstock.query import child, engine
+from penstock.query.engine import QueryFailed, QueryForkServer, QueryProcess, QueryProcesses
+from penstock.runtimes.guard import user_processes
 from penstock.runtimes.uid_pool import FOLDER, UidPool
 from tests.integration.query.site import BOUNDS
 
@@ -52,22 +59,110 @@ def forks() -> Iterator[Callable[..., QueryForkServer]]:
         each.close()
 
 
-def result(process: QueryProcess, sql: str) -> str:
+def result(process: QueryProcess, sql: str, **fields: Any) -> bytes:
     process.parse(sql)
-    process.run([], [], [], how={"format": "csv", "explain": False, "cut": None})
+    process.run([], [], [], how={"format": "csv", "explain": False, "cut": None, **fields})
     pieces = []
     while (piece := process.next()) is not None:
         pieces.append(piece)
-    return b"".join(pieces).decode()
+    return b"".join(pieces)
 
 
 def run(server: QueryForkServer, bounds: Any, sql: str) -> str:
+    return ran(server, bounds, sql).decode()
+
+
+def ran(server: QueryForkServer, bounds: Any, sql: str, **fields: Any) -> bytes:
     user = UidPool.of("60864-60895", FOLDER).take() if IS_ROOT else None
-    with closing(QueryProcess(bounds, server, user=user, clock=SystemClock())) as process:
+    process = QueryProcess(bounds, server, user=user, clock=SystemClock())
+    try:
         process.wait()
         assert process.is_closed
         assert process.is_isolated is IS_ROOT
-        return result(process, sql)
+        return result(process, sql, **fields)
+    finally:
+        if (left := process.close()) is not None:
+            left.unlock()
+
+
+NUMBERS = {
+    "9007199254740991": 9007199254740991,
+    "9007199254740993": "9007199254740993",
+    "-9007199254740993": "-9007199254740993",
+    "18446744073709551615::UBIGINT": "18446744073709551615",
+    "170141183460469231731687303715884105727::HUGEINT": "170141183460469231731687303715884105727",
+    "sum(x)": 3,
+    "true": True,
+    "12345678901234567890.12": "12345678901234567890.12",
+    "0.00000000::DECIMAL(18, 8)": "0.00000000",
+    "0.1::DOUBLE": 0.1,
+    "'nan'::DOUBLE": "NaN",
+    "'-inf'::FLOAT": "-Infinity",
+    "[9007199254740993, 1]": ["9007199254740993", 1],
+    "{'a': 'inf'::DOUBLE, 'b': 1.5}": {"a": "Infinity", "b": "1.5"},
+    "MAP {'k': 9007199254740993}": [["k", "9007199254740993"]],
+}
+
+
+def test_rows_have_every_number_as_it_is(forks: Callable[..., QueryForkServer]) -> None:
+    sql = f"SELECT {', '.join(NUMBERS)} FROM range(3) t(x)"
+    server = forks()
+    said = json.loads(ran(server, BOUNDS, sql, format="rows"))
+    assert dict(zip(NUMBERS, said, strict=True)) == NUMBERS
+    # As a reader does whose numbers are doubles.
+    doubles = json.loads(ran(server, BOUNDS, sql, format="rows"), parse_int=float)
+    assert [x if isinstance(x, bool | str | list | dict) else str(x) for x in doubles[:3]] == [
+        "9007199254740991.0",
+        "9007199254740993",
+        "-9007199254740993",
+    ]
+    # Lines of JSON have all digits of a number, and no number where there is none.
+    text = "SELECT 9007199254740993 AS a, 12345678901234567890.12 AS b, 'nan'::DOUBLE AS c"
+    line = b'{"a":9007199254740993,"b":12345678901234567890.12,"c":null}\n'
+    assert ran(server, BOUNDS, text, format="jsonl") == line
+
+
+def test_columns_of_one_name_are_kept_apart_in_every_format(
+    forks: Callable[..., QueryForkServer],
+) -> None:
+    server = forks()
+    sql = "SELECT 1 AS id, 2 AS id, 3 AS ID, 4 AS id_1, 5 AS other"
+    names = ["id", "id_2", "ID_3", "id_1", "other"]
+    expected = dict(zip(names, range(1, 6), strict=True))
+    assert json.loads(ran(server, BOUNDS, sql, format="jsonl")) == expected
+    assert ran(server, BOUNDS, sql).decode().splitlines()[0] == ",".join(names)
+    arrow = pa.ipc.open_stream(ran(server, BOUNDS, sql, format="arrow")).read_all()
+    parquet = pq.read_table(io.BytesIO(ran(server, BOUNDS, sql, format="parquet")))
+    assert arrow.to_pylist() == parquet.to_pylist() == [expected]
+    with closing(QueryProcess(BOUNDS, server, user=None, clock=SystemClock())) as process:
+        process.wait()
+        result(process, sql, format="rows")
+        assert [name for name, _ in process.columns] == names
+
+
+@pytest.mark.parametrize("explain", [False, True])
+@pytest.mark.parametrize(
+    ("sql", "place"),
+    {
+        "SELECT 'ééé', nope": "nope",
+        "SELECT '😀', nope FROM range(3)": "nope",
+        "SELECT 'ééé', 1 ) 2": ") 2",
+        "SELECT '😀é'\n FROM read_text('x')": "read_text",
+        "SELECT 'é' FROM sys.x": "sys.x",
+        "SELECT 'é', 1::nosuch": "nosuch",
+        "SELECT '😀é'": None,
+    }.items(),
+)
+def test_the_place_of_an_error_is_told_in_characters(
+    sql: str, place: str | None, explain: bool, forks: Callable[..., QueryForkServer]
+) -> None:
+    server = forks()
+    if place is None:
+        assert ran(server, BOUNDS, sql, explain=explain)
+        return
+    with pytest.raises(QueryFailed) as failed:
+        ran(server, BOUNDS, sql, explain=explain)
+    assert failed.value.position == sql.index(place), failed.value.message
 
 
 def test_what_is_larger_than_memory_is_sorted_joined_and_counted(
@@ -84,6 +179,21 @@ def test_what_is_larger_than_memory_is_sorted_joined_and_counted(
         with pytest.raises(QueryFailed, match="Memory") as failed:
             run(refusing, none, sql)
         assert failed.value.kind == "memory"
+
+
+def test_the_kernel_bounds_what_duckdb_does_not_count(
+    forks: Callable[..., QueryForkServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sql = "SELECT length(string_agg(repeat('x', 500_000) || i, '')) AS n FROM range(600) t(i)"
+    bounds = replace(BOUNDS, memory_bytes=2 * 1024**3, spill_bytes=0)
+    assert int(run(forks(bounds), bounds, sql).split()[1]) > 600 * 500_000
+    # For DuckDB there is as much as before.
+    monkeypatch.setattr(engine, "_MORE_BYTES", 300 * 1024**2 - bounds.memory_bytes)
+    with pytest.raises(QueryFailed) as failed:
+        run(forks(bounds), bounds, sql)
+    assert failed.value.kind in ("memory", "ended"), failed.value.message
+    assert failed.value.hint == QUERY_LESS_HINT
+    assert run(forks(bounds), bounds, "SELECT 1 AS n") == "n\n1\n"
 
 
 def test_a_temporary_file_that_duckdb_cuts_keeps_what_is_in_use() -> None:
@@ -123,9 +233,49 @@ def test_forks_share_nothing_but_what_was_imported(forks: Callable[..., QueryFor
     assert run(forks(), BOUNDS, "SELECT 1 AS n") == "n\n1\n"
 
 
+@pytest.mark.skipif(not IS_ROOT, reason="only root has users for queries")
+def test_a_user_of_whom_nothing_is_left_is_kept_for_the_next_query(tmp_path: Path) -> None:
+    # Numbers that no other test has.
+    pool = UidPool.of("60900-60903", str(tmp_path / "users"))
+
+    def user_of(process: QueryProcess) -> int:
+        place = Path(f"/proc/{process.pid}")
+        return place.stat().st_uid if place.exists() else 0
+
+    async def story() -> None:
+        with ThreadPoolExecutor(4) as threads:
+            processes = QueryProcesses(BOUNDS, uids=pool, threads=threads, clock=SystemClock())
+            try:
+                seen = []
+                for _ in range(3):
+                    process = await processes.take()
+                    seen.append(user_of(process))
+                    other = await processes.take()
+                    assert 0 != user_of(other) != seen[-1]
+                    await processes.closed(other)
+                    assert user_of(other) == 0
+                    await processes.closed(process)
+                assert len(set(seen)) == 1
+                # One whose end was not seen is ended as a user, and is nobody's meanwhile.
+                process = await processes.take()
+                os.kill(process.pid, signal.SIGSTOP)
+                processes.end()
+                await processes.closed(process)
+                assert not user_processes(seen[0])
+            finally:
+                processes.end()
+        # Nobody holds one any more.
+        taken = [pool.take() for _ in range(4)]
+        for user in taken:
+            user.end()
+
+    asyncio.run(story())
+
+
 CLOSED = """
 import ctypes, json, os, socket, sys, threading
-from penstock.query import child
+from penstock.protocol.queries import QUERY_LESS_HINT
+from penstock.query import child, engine
 libc = ctypes.CDLL(None, use_errno=True)
 parent = os.getppid()
 pair = socket.socketpair()

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +23,24 @@ from penstock.dispatcher.catalog import queries
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, WorkFailed
 from penstock.kernel.ports import free_port
+from penstock.protocol.queries import QUERY_LESS_HINT
+from penstock.query import service
+from penstock.query.engine import QueryProcess
 from penstock.runtimes.secrets import TOKEN, AttemptFiles
 from penstock.runtimes.task import FunctionTask
 from penstock.tokens.claims import INVOKE_AUDIENCE, QUERY_AUDIENCE, TASK_AUDIENCE
 from tests.integration.dispatcher.api.stage import held, ok, refused
 from tests.integration.dispatcher.world import Worlds
-from tests.integration.query.site import API, BOUNDS, VIEWER, Site, lines, opened_site
+from tests.integration.query.site import (
+    API,
+    BOUNDS,
+    VIEWER,
+    Between,
+    Site,
+    lines,
+    opened_site,
+    whole,
+)
 from tests.unit.runtimes.benches import work
 
 pytestmark = pytest.mark.timeout(300)
@@ -59,9 +72,11 @@ HOSTILE = {
     "SELECT 1 +": "syntax error",
     "SELECT range(100000000000)": "",
     "SELECT string_agg(repeat('x', 1000000) || i, '') FROM range(3000) t(i)": "Memory",
-    "SELECT * FROM range(10001)": "more than 10,000 rows",
-    "SELECT repeat('x', 5000) FROM range(9000)": "more than 4,194,304 bytes",
+    "SELECT * FROM range(10001)": "more than 10,000 rows (`query_rows`).",
+    "SELECT repeat('x', 5000) FROM range(9000)": "more than 4,194,304 bytes (`query_bytes`).",
 }
+
+BEGIN, END = "/internal/query/begin", "/internal/query/end"
 
 Story = Callable[[Site], Coroutine[Any, Any, None]]
 
@@ -133,6 +148,8 @@ def test_hostile_sql_is_refused_and_noted(at_site: Callable[..., None]) -> None:
             assert answer.status_code == 422, (sql, answer.status_code, answer.text[:200])
             problem = answer.json()
             assert why in problem["title"], (sql, problem["title"])
+            is_too_much = "more than" in why or why == "Memory"
+            assert (problem["detail"] == QUERY_LESS_HINT) is is_too_much or not why, problem
             if why.endswith("is not allowed"):
                 assert sql[problem["position"] :].startswith(why.split()[-4]), problem
             logged = await site.logged()
@@ -237,7 +254,9 @@ def test_a_task_reads_the_parts_of_its_own_claim(at_site: Callable[..., None]) -
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root has users for queries")
-def test_a_function_queries_what_it_was_given(at_site: Callable[..., None], tmp_path: Path) -> None:
+def test_a_function_queries_what_it_was_given(
+    at_site: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(site: Site) -> None:
         (mine, *_) = await site.stage.claim("a:last", limit=2)
         (tmp_path / TOKEN).write_text(mine.token)
@@ -254,6 +273,9 @@ def test_a_function_queries_what_it_was_given(at_site: Callable[..., None], tmp_
             await asked("SELECT nothing FROM tidy")
         with pytest.raises(WorkFailed, match="not given the dataset 'secret'"):
             await asked("SELECT * FROM secret")
+        monkeypatch.setattr(service, "WAITING_MAX", 0)
+        with pytest.raises(DispatcherUnavailable, match="Too many queries are waiting"):
+            await asked("SELECT 1")
         alone = FunctionTask(work("mine:run", tmp_path))
         with pytest.raises(InvalidInput, match="handed no token"):
             alone.query("SELECT 1")
@@ -273,8 +295,9 @@ def test_a_query_ends_when_its_caller_goes_or_its_time_is_over(
         answer = refused(await site.query(SLOW), 422)
         assert (answer.type, answer.title) == (
             "too slow",
-            "The query was cancelled after 8 seconds.",
+            "The query was cancelled after 8 seconds (`query_seconds`).",
         )
+        assert answer.detail == QUERY_LESS_HINT
         slow = f"{SLOW} WHERE a > 0"
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(site.query(slow))
@@ -288,6 +311,134 @@ def test_a_query_ends_when_its_caller_goes_or_its_time_is_over(
     at_site(story, bounds=replace(BOUNDS, seconds_max=8))
 
 
+def test_a_query_that_waits_too_long_is_told_so_and_noted(
+    at_site: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(site: Site) -> None:
+        clock = SystemClock()
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(site.query(f"{SLOW} WHERE a > {i}")) for i in range(2)]
+            while len(await site.every_logged()) < 2:
+                await clock.sleep(0.05)
+            with monkeypatch.context() as short:
+                short.setattr(service, "WAIT_SECONDS", 0.5)
+                busy = refused(await site.query("SELECT 1 AS busy"), 503)
+            assert (busy.type, busy.detail) == ("busy", "Retry in a moment.")
+            # The token that a dispatcher makes for a query lives for a minute.
+            waiting = group.create_task(site.query("SELECT 2 AS late"))
+            while not site.service.waiting:
+                await clock.sleep(0.05)
+            site.stage.world.later(65)
+        assert [x.result().json()["type"] for x in running] == ["too slow"] * 2
+        assert refused(waiting.result(), 403).type == "token expired"
+        late, *_, early = [x for x in await site.every_logged() if x["sql"].startswith("SELECT ")]
+        assert (late["sql"], late["outcome"]) == ("SELECT 2 AS late", "refused")
+        assert "expired" in late["reason"]
+        assert (early["sql"], early["outcome"]) == ("SELECT 1 AS busy", "refused")
+        assert early["reason"] == "Too many queries are waiting."
+        assert early["service"] == "here-1"
+
+    at_site(story, bounds=replace(BOUNDS, seconds_max=8))
+
+
+def test_a_dispatcher_that_cannot_serve_is_passed_over(at_site: Callable[..., None]) -> None:
+    async def story(site: Site) -> None:
+        every = await asyncio.gather(*(site.query("SELECT count(*) AS n FROM tidy") for _ in "ab"))
+        assert [each.text for each in every] == ["n\n3\n"] * 2
+
+    at_site(story, between=Between(statuses=(425, 408, 429, 426, 503)))
+
+
+def test_what_no_dispatcher_says_well_is_told(at_site: Callable[..., None]) -> None:
+    said = [
+        (
+            whole(426, b'{"type":"release","title":"Later.","status":426,"detail":"Upgrade."}'),
+            "Later",
+        ),
+        (whole(200, b'{"nonsense":1}'), "invalid body"),
+        (whole(404, b"<html>"), "not an answer of a dispatcher"),
+    ]
+
+    async def answer(path: str, handed_on: Callable[[], Any]) -> bytes:
+        return said[0][0] if path == BEGIN else await handed_on()
+
+    async def story(site: Site) -> None:
+        while said:
+            assert said[0][1] in refused(await site.query("SELECT 1 AS n"), 503).title
+            # What is wrong with the query itself is told in any case.
+            assert "syntax error" in (await site.query("SELECT 1 +")).json()["title"]
+            said.pop(0)
+
+    at_site(story, between=Between(answer=answer))
+
+
+def test_without_keys_nothing_is_verified_and_why_is_said(at_site: Callable[..., None]) -> None:
+    async def story(site: Site) -> None:
+        title = refused(await site.query("SELECT 1 AS n"), 503).title
+        assert title.startswith("Failed to fetch the keys that sign tokens"), title
+
+    at_site(story, between=Between(statuses=(426,), has_real=False))
+
+
+def test_a_begin_whose_answer_is_lost_is_repeated_and_no_row_runs_for_ever(
+    at_site: Callable[..., None],
+) -> None:
+    way = ["lost"]
+    began, released = asyncio.Event(), asyncio.Event()
+
+    async def answer(path: str, handed_on: Callable[[], Any]) -> bytes | None:
+        if path == END and way == ["unended"]:
+            return whole(503, b"{}")
+        found: bytes = await handed_on()
+        if path == BEGIN and way == ["lost"]:
+            way.clear()
+            return None
+        if path == BEGIN and way == ["held"]:
+            began.set()
+            await released.wait()
+        return found
+
+    async def story(site: Site) -> None:
+        clock = SystemClock()
+        assert (await site.query("SELECT 1 AS lost")).text == "lost\n1\n"
+        (row,) = await site.every_logged()
+        assert (row["outcome"], row["rows"]) == ("completed", 1)
+        # Its caller leaves while the dispatcher begins it.
+        way.append("held")
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(site.query("SELECT 1 AS held"))
+            await began.wait()
+            asking.cancel()
+        released.set()
+        while (row := await site.logged())["outcome"] is None:
+            await clock.sleep(0.05)
+        assert (row["sql"], row["outcome"]) == ("SELECT 1 AS held", "cancelled")
+        way[0] = "unended"
+        # Its service reports no end.
+        assert (await site.query("SELECT 1 AS unended")).text == "unended\n1\n"
+        assert (await site.logged())["outcome"] is None
+        site.stage.world.later(BOUNDS.seconds_max + 130)
+        row = await site.logged()
+        assert (row["sql"], row["outcome"]) == ("SELECT 1 AS unended", "lost")
+        assert row["reason"].startswith("The query service here-1 has reported no end")
+        assert row["began_at"] < row["ended_at"]
+
+    at_site(story, between=Between(answer=answer))
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root has users for queries")
+def test_what_is_wrong_with_a_query_is_told_whatever_is_noted(at_site: Callable[..., None]) -> None:
+    async def story(site: Site) -> None:
+        (mine, *_) = await site.stage.claim("a:last", limit=2)
+        ok(await site.stage.complete(held(mine, failure={"reason": "x", "is_retried": False})))
+        answer = await site.as_task(mine.token, "SELECT 1 +", direct=True)
+        assert answer.status_code == 422
+        assert "syntax error" in answer.json()["title"]
+        assert "syntax error" in (await site.logged())["reason"]
+
+    at_site(story)
+
+
 def test_partitions_are_left_out_before_they_count(
     at_site: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +447,7 @@ def test_partitions_are_left_out_before_they_count(
     async def story(site: Site) -> None:
         every = refused(await site.query("SELECT n FROM tidy"), 422)
         assert "reads 2 parts" in every.title
-        assert "partition_key" in every.detail
+        assert every.detail == QUERY_LESS_HINT
         for where, expected in {
             "partition_key = 'q'": "3",
             "partition_key IN ('q', 'r') AND n > 0": "3",
@@ -336,12 +487,15 @@ def test_the_command_line_explains_marks_and_cancels(at_site: Callable[..., None
         sql = "SELECT n, name FROM tidy ORDER BY n"
         ended = await started(site, f"{sql} LIMIT 1", "--format", "csv")
         assert await ended.communicate() == (b"n,name\n1,a\n", b"")
+        exact = "SELECT 9007199254740993 AS a, 12345678901234567890.12 AS b"
+        shown, _ = await (await started(site, exact)).communicate()
+        assert shown.decode().split()[-2:] == ["9007199254740993", "12345678901234567890.12"]
         ended = await started(site, sql, "--explain")
         plan, _ = await ended.communicate()
         assert ended.returncode == 0
         assert "READ_PARQUET" in plan.decode()
         assert "ORDER_BY" in plan.decode()
-        ended = await started(site, "SELECT n,\n\tnope\nFROM tidy")
+        ended = await started(site, "SELECT n, '😀é',\n\tnope\nFROM tidy")
         _, said = await ended.communicate()
         assert ended.returncode == 2
         line, mark = said.decode().splitlines()[-2:]
@@ -391,3 +545,28 @@ def test_without_users_only_those_are_served_who_may_read_all(
         assert (await site.logged())["outcome"] == "refused"
 
     at_site(story, uids="")
+
+
+def test_a_caller_that_leaves_while_its_process_is_ended_holds_no_place(
+    at_site: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending, close = threading.Event(), QueryProcess.close
+
+    def slowly(process: QueryProcess) -> None:
+        ending.wait(20)
+        close(process)
+
+    async def story(site: Site) -> None:
+        headers = {"Authorization": f"Bearer {API}"}
+        body = {"sql": "SELECT * FROM range(3)", "format": "rows"}
+        monkeypatch.setattr(QueryProcess, "close", slowly)
+        for _ in range(2):
+            asking = site.public.stream("POST", "/v1/query", json=body, headers=headers)
+            async with asking as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith('{"end"'):
+                        break
+        ending.set()
+        assert (await site.query("SELECT 1 AS n")).text == "n\n1\n"
+
+    at_site(story)

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from penstock.kernel.errors import WorkFailed
 from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkResult
+from penstock.runtimes.spark.result_size import gathered, is_beyond
 from penstock.runtimes.spark.runtime import SparkRuntime
 from penstock.testing.runtime_contract import RecordingReporter
 from tests.integration.spark.bench import Bench, part
@@ -79,6 +80,19 @@ def test_partitions_are_divided_expected_and_rewritten(bench: Bench, by_connect:
     again = one(by_connect, anew(bench, clustered, sort_by=["n"]))
     for made in (clustered, again):
         assert [row["n"] for row in bench.rows(made)] == NUMBERS["n"]
+
+
+@pytest.mark.timeout(400)
+def test_what_a_server_sends_is_cut_at_the_bound(server: Server) -> None:
+    session = SparkSession.builder.remote(server.url).create()
+    frame = session.range(0, 40_000, 1, 40).selectExpr("id", "repeat('x', 92) AS text")
+    whole = gathered(frame, task_bytes_max=2**20, bytes_max=40_000 * 108)
+    assert whole.equals(frame.toArrow())
+    with pytest.raises(OverflowError) as caught:
+        gathered(frame, task_bytes_max=2**20, bytes_max=40_000 * 108 - 1)
+    assert is_beyond(caught.value)
+    assert gathered(session.range(0), task_bytes_max=1, bytes_max=1).num_rows == 0
+    session.stop()
 
 
 @pytest.mark.timeout(400)

@@ -145,6 +145,30 @@ def test_sorted_files_are_equal_whoever_cuts_them_and_however_frequent_a_value_i
     assert all(table.column("k").to_pylist() == sorted(table["k"].to_pylist()) for table in tables)
 
 
+def test_sorted_files_follow_the_result_and_not_what_was_read(bench: Bench) -> None:
+    way = {"sort_by": ["k"], "target_file_bytes": SMALL_FILES}
+    rows = bench.session.range(0, 60_000, 1, 3).selectExpr("id % 100 AS k", "xxhash64(id) AS v")
+    one, tables = written(bench, rows, way, size=1)
+    other, _ = written(bench, rows.repartition(5, "v"), way, size=1)
+    assert [each.sha256 for each in one] == [each.sha256 for each in other]
+    assert len(one) > 4
+    assert max(each.bytes for each in one) < 4 * 2**16
+    assert all(table.column("k").to_pylist() == sorted(table["k"].to_pylist()) for table in tables)
+
+
+def test_what_one_task_writes_far_too_much_of_is_cut(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtimes.spark.output_writer._READ_BYTES", 0)
+    large = bench.session.range(0, 60_000, 1, 1).selectExpr("xxhash64(id) AS k")
+    frame = large.unionAll(bench.session.range(0, 9_000, 1, 2).selectExpr("xxhash64(id) AS k"))
+    files, tables = written(bench, frame, {"target_file_bytes": SMALL_FILES})
+    assert [each.rows for each in files[:2]] == [4_500] * 2, "what is about right stays"
+    assert len(files) > 5
+    assert max(each.bytes for each in files) < 4 * 2**16
+    assert sum(table.num_rows for table in tables) == 69_000
+
+
 def test_nested_values_are_sorted_as_spark_does_and_equal_keys_have_one_order(bench: Bench) -> None:
     rows = (
         "SELECT array(id % 12) AS a, IF(id % 2 = 0, -0.0D, 0.0D) AS f, map('k', id) AS m,"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.spark import host_pool
+from penstock.runtimes.spark import runtime as runtime_module
 from penstock.runtimes.spark.java import archive_of, find_java, packaged_java
 from tests.integration.spark.trial import Trial, a_moment, spark_runtime, spark_settings, until
 
@@ -52,7 +52,7 @@ def test_a_java_without_a_module_serves_and_an_archive_that_does_not_fit_is_no_h
 def test_an_archive_is_made_when_a_host_is_idle_and_the_next_host_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_pool, "_ARCHIVE_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(runtime_module, "_ARCHIVE_IDLE_SECONDS", 0.0)
     settings = spark_settings(tmp_path, archive=True)
     java = find_java("", os.environ, packaged=packaged_java())
     archive = archive_of(settings, java).path

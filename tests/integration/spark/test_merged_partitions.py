@@ -9,9 +9,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyspark.sql import DataFrame
 
+from penstock.datasets.manifest import File
 from penstock.datasets.snapshot import preview, read
 from penstock.runtimes.base import NOT_READ, AttemptWork, Merge, Part, ProducedOutput, WorkResult
+from penstock.runtimes.spark.operators import PlannedTask
 from tests.integration.spark.bench import Bench, part
 
 BY_VERSION = Merge(key=("id",), version_by="at", delete_when="op = 'd'")
@@ -133,6 +136,31 @@ def test_keys_with_a_collation_are_deleted_too(bench: Bench) -> None:
         work = replace(work, config={"sql": sql})
         assert months.publish(months.merged(work, months.computed(work)))
     assert months.seen == {JANUARY: {}}
+
+
+def test_deleted_keys_that_are_too_many_to_gather_are_computed_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    months = Months(bench)
+    months.take(*TASKS[0])
+    usual, files = bench.engine._merger._write_files, list[list[str]]()
+
+    def seen(
+        session: Any, member: PlannedTask, output: str, *, frame: DataFrame, **more: Any
+    ) -> tuple[File, ...]:
+        if member.work.outputs[output].location.endswith("/_deleted"):
+            files.append(frame.inputFiles())
+        return usual(session, member, output, frame=frame, **more)
+
+    monkeypatch.setattr(bench.engine._merger, "_write_files", seen)
+    monkeypatch.setattr(bench.engine, "_collected_max", 1)
+    for task in TASKS[1:]:
+        months.take(*task)
+    # Of January and March, and of January again.
+    assert len(files) == 3
+    assert all("/deleted/out/kept/" in name for some in files for name in some)
+    assert all(files)
+    assert months.seen == ROWS
 
 
 def test_of_two_that_share_a_partition_the_second_merges_again_what_it_has(bench: Bench) -> None:

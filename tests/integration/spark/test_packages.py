@@ -47,7 +47,12 @@ def look(inputs: Any, context: Any) -> Any:
 
 
 @pytest.mark.timeout(300)
-def test_a_package_is_there_with_what_it_needs(tmp_path: Path) -> None:
+def test_a_package_is_there_with_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the worker's environment says of Connect makes no client of a host.
+    monkeypatch.setenv("SPARK_REMOTE", "sc://nowhere")
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     repository = tmp_path / "repository"
     publish(repository, "driver", needs="needed")
     publish(repository, "needed")

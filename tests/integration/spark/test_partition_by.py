@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -241,3 +242,69 @@ def test_a_footer_that_is_too_large_to_be_told_is_read(bench: Bench, trips: Part
     made = bench.finished(work_of(bench, trips, "n", f"SELECT n, {many} FROM trips")).made
     (file,) = bench.manifest(made[0]).files
     assert (file.rows, file.bounds["n"]) == (1, Bound(1, 1, 0))
+
+
+LITTLE = 2**16
+"""How large files are to be below."""
+
+
+def large(bench: Bench, *, tasks: int = 1, by: str = "v", **config: Any) -> AttemptWork:
+    """A partition of some 500 kB, and twenty of a few rows, of which Spark tasks make as many."""
+    trips = bench.publish({"n": [1]}, key=None)
+    sql = (
+        "SELECT xxhash64(id) AS h, id % 7 AS k,"
+        " IF(id < 60000, 'large', CAST(id % 20 AS STRING)) AS v"
+        f" FROM range(0, 60100, 1, {tasks}) JOIN trips"
+    )
+    return work_of(bench, trips, by, sql, target_file_bytes="64KiB", **config)
+
+
+def sizes(bench: Bench, made: tuple[ProducedOutput, ...]) -> dict[str | None, list[int]]:
+    """Of the files of each partition, which are all that there is."""
+    found = {}
+    for each in made:
+        files = bench.manifest(each).files
+        folder = path_of(each.location)
+        assert {path.name for path in folder.glob("*.parquet")} == {file.name for file in files}
+        found[each.partition_key] = [file.bytes for file in files]
+    return found
+
+
+@pytest.mark.parametrize("tasks", [1, 8])
+@pytest.mark.parametrize("way", ["", "sort_by", "cluster_by"])
+def test_a_large_partition_is_several_files_and_small_ones_are_one(
+    bench: Bench, tasks: int, way: str
+) -> None:
+    config: dict[str, Any] = {way: ["k", "h"]} if way else {}
+    expect = [{"check": "h IS NOT NULL"}, {"rows": {"min": 60_100, "max": 60_100}}]
+    work = large(bench, tasks=tasks, expect=expect, **config)
+    made = bench.finished(work).made
+    found = sizes(bench, made)
+    assert len(found) == 21
+    many = found.pop("large")
+    assert all(len(some) == 1 for some in found.values())
+    assert len(many) >= 4
+    assert max(many) < 4 * LITTLE
+    rows = [row["h"] for each in made for row in bench.rows(each)]
+    assert len(set(rows)) == 60_100
+    assert "checking" not in bench.told.phases
+
+
+def test_a_partition_that_is_clustered_is_files_of_ranges_made_by_many_tasks(
+    bench: Bench,
+) -> None:
+    made = bench.finished(large(bench, tasks=8, cluster_by=["h"])).made
+    (one,) = (each for each in made if each.partition_key == "large")
+    found = [file.bounds["h"] for file in bench.manifest(one).files]
+    ends = sorted((int(each.low or 0), int(each.high or 0)) for each in found)
+    assert len(ends) > 4
+    assert all(before[1] < after[0] for before, after in pairwise(ends))
+
+
+def test_sorted_partitions_have_equal_bytes_however_many_tasks_make_them(bench: Bench) -> None:
+    sums = []
+    for tasks in (1, 5):
+        made = bench.finished(large(bench, tasks=tasks, sort_by=["k"])).made
+        sums.append([[file.sha256 for file in bench.manifest(each).files] for each in made])
+    assert sums[0] == sums[1]
+    assert max(len(some) for some in sums[0]) > 4

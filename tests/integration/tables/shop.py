@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from penstock.datasets.layout import attempt_name, attempt_prefix
 from penstock.datasets.manifest import File, Manifest, digest, encode
 from penstock.datasets.parquet import footers
+from penstock.datasets.parquet_footer import columns_in
 from penstock.datasets.schema import Column
 from penstock.dispatcher.api.context import ApiContext
 from penstock.dispatcher.api.routes import public_app
@@ -26,8 +27,6 @@ from penstock.store.base import ObjectStore
 from penstock.store.opening import open_store
 from tests.integration.dispatcher.api.stage import parts_of
 from tests.integration.dispatcher.world import Job, World, done
-
-TYPES = {pa.int64(): "bigint", pa.string(): "string", pa.float64(): "double"}
 
 
 @dataclass
@@ -57,7 +56,7 @@ class Shop:
     ) -> None:
         """Publish a table as a partition of a job's dataset, or as a part that is appended."""
         held, prefix = await self.claimed(job, partition)
-        columns = tuple(Column(each.name, _word(each.type)) for each in table.schema)
+        columns = _columns(table.schema)
         files = []
         if table.num_rows:
             opened = io.BytesIO()
@@ -103,8 +102,11 @@ class Shop:
         await self.world.tasks.complete(done(held.fence, output))
 
 
-def _word(type_: Any) -> str:
-    return TYPES[type_]
+def _columns(schema: pa.Schema) -> tuple[Column, ...]:
+    """As a runtime tells of them; and one without a type, as Spark does."""
+    odd = {each.name for each in schema if pa.types.is_null(each.type)}
+    known = columns_in(pa.schema([each for each in schema if each.name not in odd]))
+    return (*known, *(Column(name, "void") for name in sorted(odd)))
 
 
 @contextlib.asynccontextmanager

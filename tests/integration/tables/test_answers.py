@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import httpx
+import polars as pl
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -51,11 +53,23 @@ async def told(shop: Shop) -> dict[str, Any]:
     return metadata
 
 
+async def listed(shop: Shop) -> list[str]:
+    """The names of tables."""
+    async with httpx.AsyncClient(base_url=shop.url, timeout=60) as client:
+        found = (await client.get(TABLE.rpartition("/")[0])).json()["identifiers"]
+    return [each["name"] for each in found]
+
+
 def by_clients(shop: Shop, **scan: Any) -> pa.Table:
     """What PyIceberg reads that plans by itself."""
     mode = {"scan-planning-mode": "client"}
     catalog = load_catalog("p", uri=f"{shop.url}/iceberg", token="any", **mode)
     return catalog.load_table("penstock.totals").scan(**scan).to_arrow()
+
+
+def by_polars(shop: Shop) -> pl.DataFrame:
+    catalog = load_catalog("p", uri=f"{shop.url}/iceberg", token="any")
+    return pl.scan_iceberg(catalog.load_table("penstock.totals")).collect()
 
 
 def test_a_table_that_is_not_written_yet_is_told_to_nobody(
@@ -103,19 +117,160 @@ def test_files_that_no_client_can_read_are_told_and_what_was_before_is_read(
             for _ in range(2):
                 error = (await asked(shop)).json()["error"]
                 assert (error["code"], error["type"]) == (404, "NoSuchTableException")
+                assert await listed(shop) == []
                 assert "part-0.parquet' has field ids of another table" in error["message"]
                 assert "without ids of another table" in error["message"], "and what to do"
             refused = (await asked(shop, "/plan")).json()["error"]
             assert (refused["code"], refused["type"]) == (400, "BadRequestException")
             world.later(5)
             await shop.publish(job, rows(("x", 2)), partition="a")
+            assert await listed(shop) == ["totals"]
             first = await told(shop)
+            assert await listed(shop) == ["totals"]
             world.later(5)
             await shop.publish(job, rows(("y", 1)).cast(UNFIT), partition="b")
             assert (await told(shop))["refs"] == first["refs"]
             only = {"type": "eq", "term": "partition_key", "value": "a"}
             planned = (await asked(shop, "/plan", filter=only)).json()
             assert len(planned["file-scan-tasks"]) == 1
+
+    play(story)
+
+
+def test_a_schema_that_is_no_tables_hides_its_own_snapshots_alone(
+    play: Play, tmp_path: Path
+) -> None:
+    """From a bad one to a generation that mends it, and on to one that is bad again."""
+
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            odd = rows(("x", 1)).append_column("odd", pa.nulls(1))
+            first = await world.job("totals")
+            await shop.publish(first, odd)
+            error = (await asked(shop)).json()["error"]
+            assert error["code"] == 404
+            assert "The column 'odd' is or has a void" in error["message"]
+            mended = await begun(world, first)
+            await shop.publish(mended, rows(("x", 2)))
+            assert await listed(shop) == []
+            await moved(world, mended.generation)
+            assert await listed(shop) == ["totals"]
+            metadata = await told(shop)
+            assert set(metadata["refs"]) == {"main"}, "what was left cannot be read, so is no tag"
+            assert await asyncio.to_thread(read, shop) == [("x", 2)]
+            # A column that comes later, and a generation that is bad from its beginning.
+            await shop.publish(mended, odd)
+            assert await asyncio.to_thread(read, shop) == [("x", 2)]
+            world.later(5)
+            await shop.publish(mended, rows(("x", 3)))
+            assert (await told(shop))["refs"] == metadata["refs"], "the column stays in the schema"
+            bad = await begun(world, first)
+            taken = rows(("x", 4)).append_column("partition_key", pa.array(["its own"]))
+            await shop.publish(bad, taken)
+            await moved(world, bad.generation)
+            assert (await told(shop))["refs"] == metadata["refs"]
+            assert await asyncio.to_thread(read, shop) == [("x", 2)]
+            good = await begun(world, first)
+            await shop.publish(good, rows(("x", 5)))
+            await moved(world, good.generation)
+            assert await asyncio.to_thread(read, shop) == [("x", 5)]
+
+    play(story)
+
+
+def read(shop: Shop) -> list[tuple[str, int]]:
+    """What both ways of PyIceberg read of the table; they agree."""
+    (found,) = by_ref(shop, "main")
+    return found
+
+
+TIME_OF_DAY = rows(("x", 1)).append_column("at", pa.array([0], pa.time64("ns")))
+
+
+def test_files_whose_columns_nobody_knows_are_in_no_table(play: Play, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            job = await world.job("totals")
+            await shop.publish(job, TIME_OF_DAY)
+            error = (await asked(shop)).json()["error"]
+            assert (error["code"], error["type"]) == (404, "NoSuchTableException")
+            assert "The columns of its files are not known" in error["message"]
+            assert "such as a time of day" in error["message"]
+            world.later(5)
+            await shop.publish(job, rows(("x", 2)))
+            before = await told(shop)
+            world.later(5)
+            await shop.publish(job, TIME_OF_DAY, partition="b")
+            assert (await told(shop))["refs"] == before["refs"]
+            assert await asyncio.to_thread(by_clients, shop) is not None
+            refused = (await asked(shop, "/plan")).json()["error"]
+            assert refused["code"] == 400
+            assert "such as a time of day" in refused["message"]
+
+    play(story)
+
+
+def test_times_in_nanoseconds_are_read_as_those_in_microseconds(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pandas writes them: alone, and beside others."""
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+
+    def timed(unit: str, micros: int) -> pa.Table:
+        scale = {"us": 1, "ns": 1000}[unit]
+        said = {
+            zone: pa.array([micros * scale], pa.timestamp(unit, zone)) for zone in (None, "UTC")
+        }
+        return pa.table({"name": [unit], "then": said[None], "moment": said["UTC"]})
+
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            await today(world)
+            job = await world.job("totals")
+            await shop.publish(job, timed("ns", 5), partition="a")
+            for micros in ([5], [5, 7]):
+                found = [
+                    await asyncio.to_thread(each, shop, row_filter="name is not null")
+                    for each in (by_clients, scanned)
+                ]
+                for each in found:
+                    assert each.schema.field("then").type == pa.timestamp("us")
+                    for name in ("then", "moment"):
+                        assert sorted(each[name].cast(pa.int64()).to_pylist()) == micros
+                said = 'SELECT epoch_us("then"), epoch_us(moment) FROM p.penstock.totals ORDER BY 1'
+                assert await asyncio.to_thread(queried, shop, said) == [(n, n) for n in micros]
+                lazily = await asyncio.to_thread(by_polars, shop)
+                assert sorted(lazily["then"].cast(pl.Int64).to_list()) == micros
+                world.later(2)
+                await shop.publish(job, timed("us", 7), partition="b")
+
+    play(story)
+
+
+def test_a_decimal_that_grows_leaves_what_was_read_until_all_of_it_has_grown(
+    play: Play, tmp_path: Path
+) -> None:
+    def priced(kind: pa.DataType) -> pa.Table:
+        return pa.table({"name": ["x"], "sum": [1], "price": pa.array([Decimal("1.50")], kind)})
+
+    async def story(world: World) -> None:
+        async with opened_shop(world, tmp_path) as shop:
+            job = await world.job("totals")
+            for partition in "ab":
+                await shop.publish(job, priced(pa.decimal128(10, 2)), partition=partition)
+            before = await told(shop)
+            world.later(5)
+            await shop.publish(job, priced(pa.decimal128(12, 4)), partition="a")
+            assert (await told(shop))["refs"] == before["refs"]
+            assert await asyncio.to_thread(read, shop) == [("x", 1), ("x", 1)]
+            found = await asyncio.to_thread(by_clients, shop)
+            assert found.schema.field("price").type == pa.decimal128(10, 2)
+            world.later(5)
+            await shop.publish(job, priced(pa.decimal128(12, 4)), partition="b")
+            assert (await told(shop))["refs"] != before["refs"]
+            assert await asyncio.to_thread(read, shop) == [("x", 1), ("x", 1)]
+            found = await asyncio.to_thread(by_clients, shop)
+            assert found.schema.field("price").type == pa.decimal128(12, 4)
 
     play(story)
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import duckdb
+import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,9 +19,11 @@ from penstock.protocol.datasets import (
     CompactAnswer,
     DatasetDetail,
     GenerationDetail,
+    HotTableAnswer,
     KeepAnswer,
     MaintainAnswer,
     MaintainedAnswer,
+    RebuildTableAnswer,
     RefreshAnswer,
     SnapshotAnswer,
     SnapshotPart,
@@ -218,6 +221,14 @@ def test_refreshing_goes_on_until_it_is_over(user: User) -> None:
     assert said == "1 partition compared: all up to date.\n"
 
 
+def test_a_table_is_loaded_again(user: User) -> None:
+    user.on("POST /v1/datasets/sales/rebuild-table", RebuildTableAnswer(partitions=2))
+    said = user.said("dataset rebuild-table sales")
+    assert said == "2 partitions to load; 'penstock status' says when.\n"
+    user.on("POST /v1/datasets/sales/rebuild-table", problem(409, title="There is no table."))
+    assert user.types("dataset rebuild-table sales").returncode == 1
+
+
 def test_a_partition_that_is_not_there(user: User) -> None:
     user.on(SNAPSHOT, problem(404, title="The dataset 'sales' has no partition 'x'."))
     ran = user.types("dataset files sales --partition x")
@@ -277,6 +288,20 @@ def test_a_dataset_is_shown(user: User) -> None:
     assert "dropped           0      0      0 B      0  0 s ago  g1\n" in said
     assert "id      bigint  never null\n" in said
     assert user.json("dataset show sales")["keep"]["age"] == "90d"
+    assert "table has" not in said
+    for fields, has in (
+        ({}, "all that is published"),
+        ({"is_served": False}, "the generation before the current one"),
+        ({"behind": 2, "behind_seconds": 90.0}, "not yet 2 partitions of what is published, for"),
+        ({"problem": "It is away."}, "not all that is published: It is away."),
+    ):
+        given = {"behind": 0, "behind_seconds": 0.0, "problem": None, "is_served": True, **fields}
+        own = {"dataset": "sales", "partitions": 3, "events": 0, "url": "host=h user=r", **given}
+        table = msgspec.convert(own, HotTableAnswer)
+        user.on("GET /v1/datasets/sales", msgspec.structs.replace(shown, table=table))
+        said = user.said("dataset show sales")
+        assert "hot.sales in host=h user=r" in said
+        assert has in said
 
 
 def test_sweeping_goes_on_until_it_is_over(user: User) -> None:

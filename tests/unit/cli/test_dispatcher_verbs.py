@@ -18,6 +18,7 @@ from unittest import mock
 import httpx
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from penstock import Client
 from penstock.cli import dispatcher_call, run
@@ -31,6 +32,7 @@ from penstock.protocol.dags import (
     VersionAnswer,
     VersionsAnswer,
 )
+from penstock.protocol.datasets import HotTableAnswer
 from penstock.protocol.events import EventResult
 from penstock.protocol.steering import (
     AttemptAnswer,
@@ -102,6 +104,7 @@ VERBS = (
     "dataset sweep",
     "dataset maintain",
     "dataset refresh",
+    "dataset rebuild-table",
     "dataset cut-over",
     "operator list",
     "operator limit",
@@ -214,6 +217,7 @@ ARGUMENTS = {
     "dataset verify": "sales",
     "dataset maintain": "sales",
     "dataset refresh": "sales",
+    "dataset rebuild-table": "sales",
     "dataset cut-over": "sales",
     "operator limit": "m:f 3",
     "outbox retry": "1",
@@ -619,6 +623,23 @@ def test_status_is_one_page(user: User) -> None:
     assert "'penstock task list --status dead'" in ran.stderr
     assert "'penstock outbox list'" in ran.stderr
     assert user.json("status")["now"] == "2030-01-01T00:00:00Z"
+
+
+def test_status_says_which_table_is_behind(user: User) -> None:
+    def table(**fields: object) -> HotTableAnswer:
+        given = {"partitions": 9, "behind": 2, "behind_seconds": 5.0, "events": 3, **fields}
+        return msgspec.convert(
+            {"dataset": "alerts", "is_served": True, "problem": None, **given}, HotTableAnswer
+        )
+
+    user.on("GET /v1/status", replace(status(), tables=[table()]))
+    assert "alerts" not in user.types("status").stderr
+    user.on("GET /v1/status", replace(status(), tables=[table(behind_seconds=90.0)]))
+    said = "the table of alerts is behind; 3 events wait for it: 2 partitions wait to be loaded."
+    assert said in user.types("status").stderr
+    why = "Postgres data does not answer: gone"
+    user.on("GET /v1/status", replace(status(), tables=[table(problem=why, events=0)]))
+    assert f"the table of alerts is behind: {why}" in user.types("status").stderr
 
 
 def test_status_says_why_tasks_wait_that_nobody_runs(user: User) -> None:

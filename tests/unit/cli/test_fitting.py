@@ -33,6 +33,8 @@ _AT_A_DISPATCHER = (
     "pressure",
     "operator list",
     "outbox list",
+    "rejected list",
+    "rejected list alerts",
     "token list",
     "keys list",
     "alerts --all",

@@ -19,6 +19,7 @@ WITHOUT_JSON: Mapping[str, str] = {
     "penstock up": "runs until it is stopped, and logs",
     "penstock dispatcher": "runs until it is stopped, and logs",
     "penstock worker": "runs until it is stopped, and logs",
+    "penstock sink": "runs until it is stopped, and logs",
     "penstock source cron": "runs until it is stopped, and logs",
     "penstock source webhook": "runs until it is stopped, and logs",
     "penstock query-service": "runs until it is stopped, and logs",

@@ -24,7 +24,7 @@ def test_fields_become_what_the_api_is_asked() -> None:
     ask = parse_form(BackfillAsk, fields)
     assert ask == BackfillAsk(job="totals", start=-5, end=5, step=1)
     params = parse_form(TasksParams, {"status": "dead", "job": ""})
-    assert (params.status, params.job) == (TaskStatus.DEAD, None)
+    assert (params.status, params.job) == (TaskStatus.FAILED, None)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from pyarrow import parquet as writer
 from penstock.datasets import parquet_child
 from penstock.datasets.bounds import Bound
 from penstock.datasets.manifest import Unfit
-from penstock.datasets.parquet import Footer, first_rows, footers
+from penstock.datasets.parquet import Footer, copied, first_rows, footers
 from penstock.datasets.schema import Column
 from penstock.kernel.errors import PenstockError
 
@@ -146,6 +148,7 @@ def test_footers_tell_rows_and_columns_and_one_that_is_none_spoils_no_other() ->
         {
             "i": pa.array([1], pa.int32()),
             "t": pa.array([0], pa.timestamp("us", tz="UTC")),
+            "n": pa.array([0], pa.timestamp("ns")),
             "d": pa.array([Decimal("1.50")], pa.decimal128(10, 2)),
             "f": pa.array([float("nan")]),
             "x": pa.array(["x" * 50]),
@@ -154,7 +157,13 @@ def test_footers_tell_rows_and_columns_and_one_that_is_none_spoils_no_other() ->
     )
     nameless = pa.table({"t": pa.array([0], pa.time64("ns"))})
     files = [io.BytesIO(b"junk"), file_of(table), io.BytesIO(b""), file_of(nameless)]
-    words = [("i", "int"), ("t", "timestamp"), ("d", "decimal(10,2)"), ("f", "double")]
+    words = [
+        ("i", "int"),
+        ("t", "timestamp"),
+        ("n", "timestamp_ntz"),
+        ("d", "decimal(10,2)"),
+        ("f", "double"),
+    ]
     words += [("x", "string"), ("s", "array<struct<`a b`:string>>")]
     # Not every writer tells whether there is a NaN: of fractions nothing is told.
     bounds = {"i": Bound(1, 1, 0), "t": Bound(0, 0, 0), "d": Bound("1.50", "1.50", 0)}
@@ -178,3 +187,47 @@ def test_what_engines_would_misread_is_told(is_trusted: bool) -> None:
     files = [file_of(each.empty_table()) for each in schemas.values()]
     found = footers(files, seconds_max=60, is_trusted=is_trusted)
     assert [each and each.unfit for each in found] == list(schemas)
+
+
+def test_rows_are_copied_as_lines_that_postgres_takes(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    at = datetime(2026, 1, 2, 3, tzinfo=UTC)
+    writer.write_table(
+        pa.table(
+            {
+                "text": pa.array(['a "b",\n\0', "", None]),
+                "raw": pa.array([b"\0\xff", b"", None]),
+                "at": pa.array([at, None, None], pa.timestamp("us", "UTC")),
+                "amount": pa.array([Decimal("1.20"), None, None]),
+                "named": pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())),
+                "word": pa.array(["x", "y", None]).dictionary_encode(),
+                "_penstock_task": pa.array([1, 2, 3]),
+            }
+        ),
+        path,
+    )
+    columns = [
+        Column("word", "string"),
+        Column("missing", "bigint"),
+        Column("text", "string"),
+        Column("raw", "binary"),
+        Column("at", "timestamp"),
+        Column("amount", "decimal(12,2)"),
+        Column("named", "map<string,bigint>"),
+    ]
+    with path.open("rb") as file:
+        found = b"".join(copied(file, columns, seconds_max=120)).decode()
+    assert list(csv.reader(io.StringIO(found))) == [
+        ["x", "", 'a "b",\n�', r"\x00ff", "2026-01-02 03:00:00.000000", "1.20", '{"a": 1}'],
+        ["y", "", "", r"\x", "", "", "{}"],
+        [""] * 7,
+    ]
+    # What is null has no quotes, and what is empty has some: COPY tells them by that.
+    assert found.splitlines()[-2:] == [r'"y",,"","\x",,,"{}"', ",,,,,,"]
+
+
+def test_what_is_no_parquet_is_not_copied(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1 and nothing else PAR1")
+    with path.open("rb") as file, pytest.raises(PenstockError, match="cannot be read as Parquet"):
+        list(copied(file, [Column("a", "int")], seconds_max=120))

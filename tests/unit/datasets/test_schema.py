@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.datasets.schema import Column, digest, evolve, refuse_for_good, widened
+from penstock.datasets.schema import (
+    Column,
+    declared_type,
+    digest,
+    evolve,
+    refuse_for_good,
+    refuse_undeclared,
+    widened,
+)
 from penstock.kernel.errors import SchemaRefused
 
 ID = Column("id", "bigint", is_nullable=False)
@@ -141,3 +149,54 @@ def test_the_digest_is_of_the_columns_in_any_order() -> None:
     assert digest(HELD) == digest(reversed(HELD))
     assert digest(HELD) != digest((ID,))
     assert digest((NAME,)) != digest((Column("name", "string", is_nullable=False),))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("BigInt", "bigint"),
+        ("decimal(12, 2)", "decimal(12,2)"),
+        ("Map<string, array<int>>", "map<string,array<int>>"),
+        ("struct<Id: bigint, at: timestamp>", "struct<Id:bigint,at:timestamp>"),
+    ],
+)
+def test_a_declared_type_is_in_the_words_of_schemas(text: str, expected: str) -> None:
+    assert declared_type(text) == declared_type(expected) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("text", "", "int<", "int<int>", "array<>", "map<int>", "struct<>", "struct<a>"),
+        *("decimal", "decimal(0,0)", "decimal(39,1)", "decimal(2,3)", "struct<a:int,A:int>"),
+        *("array<" * 30 + "int" + ">" * 30, "struct<" + "a" * 2000 + ":int>"),
+    ],
+)
+def test_what_is_no_type_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no type|has more than"):
+        declared_type(text)
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ((Column("id", "int"),), ""),
+        ((Column("id", "bigint", is_nullable=False), NAME), ""),
+        ((), ""),
+        ((ID, Column("more", "int")), "'more' (int) is not among the `columns`"),
+        ((Column("id", "double"),), "'id' is double here, and bigint in the `columns`"),
+        ((Column("id", "decimal(5,1)"),), "'id' is decimal(5,1) here"),
+    ],
+)
+def test_what_is_published_has_the_declared_columns(new: tuple[Column, ...], said: str) -> None:
+    if not said:
+        refuse_undeclared((Column("id", "bigint"), NAME), new)
+        return
+    with pytest.raises(SchemaRefused) as caught:
+        refuse_undeclared((Column("id", "bigint"), NAME), new)
+    assert said in caught.value.message
+
+
+def test_a_narrower_declaration_refuses_what_is_wider() -> None:
+    with pytest.raises(SchemaRefused):
+        refuse_undeclared((Column("n", "int"),), (Column("n", "bigint"),))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from penstock.dispatcher.announcer import CLAIMED_SECONDS, PACE_SECONDS, Announcer
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.wakeups.base import TaskCounts, WakeUpChannel
@@ -24,6 +26,7 @@ class Ears:
         self.waiting = 1
         self.own = 0
         self.failures = 0
+        self.error: Exception = DatabaseUnavailable("Postgres does not answer.")
 
     def hear(self, tasks_of: TaskCounts) -> TaskCounts:
         self.here += sorted(f"{each.operator}/{each.priority}" for each in tasks_of)
@@ -32,7 +35,7 @@ class Ears:
     async def publish(self, tasks_of: TaskCounts) -> None:
         if self.failures:
             self.failures -= 1
-            raise DatabaseUnavailable("Postgres does not answer.")
+            raise self.error
         self.elsewhere.append({each.operator for each in tasks_of})
         self.left.append(dict(tasks_of))
 
@@ -113,13 +116,19 @@ def test_what_nobody_takes_is_told_soon() -> None:
     play(story)
 
 
-def test_others_are_told_when_postgres_is_back() -> None:
+@pytest.mark.parametrize("error", [DatabaseUnavailable("It is away."), RuntimeError("A bug.")])
+def test_others_are_told_when_postgres_is_back(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     async def story(announcer: Announcer, ears: Ears, clock: VirtualClock) -> None:
-        ears.failures = 3
+        ears.failures, ears.error = 3, error
         announcer.announce({A: 1}, is_kept=False)
         await clock.sleep(0.1)
         announcer.announce({B: 1}, is_kept=False)
         await clock.sleep(10)
         assert ears.elsewhere == [{"a", "b"}]
+        (failed,) = (each for each in caplog.records if "retrying" in each.getMessage())
+        # A mistake of ours has its traceback.
+        assert (failed.exc_info is None) == isinstance(error, DatabaseUnavailable)
 
     play(story)

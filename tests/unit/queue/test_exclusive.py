@@ -10,6 +10,7 @@ import pytest
 
 from penstock.kernel.document_format import encode
 from penstock.kernel.entropy import seeded_entropy
+from penstock.queue.client import Queue
 from penstock.queue.discovery.scanner import PackCandidate
 from penstock.queue.execution.handlers import TaskContext
 from penstock.queue.execution.retry import Retry
@@ -25,6 +26,7 @@ from penstock.queue.ledger import QueueTaskState, fresh
 from penstock.queue.pack_session import ListedPack
 from penstock.queue.settings import DiscoveryMode
 from penstock.store.base import CREATE, Version
+from penstock.testing.queue_contract.bench import QUICK
 from penstock.testing.virtual import World, simulate
 from tests.unit.queue.test_peers_failures import Place
 
@@ -127,12 +129,50 @@ def _try(check: Callable[[Place], Awaitable[None]], mode: DiscoveryMode) -> None
         simulate(main, seed=seed)
 
 
+async def _lose(queue: Queue, suspect: str) -> None:
+    """The first task of this pack was lost alone, and has one attempt of three left."""
+    access = queue.access
+    at, _ = task_at(suspect)
+    head = await access.store.head(access.layout.pack(at))
+    lost = fresh(pack_version=head.version, born=at.pack[:12], count=at.count)
+    tasks = (QueueTaskState(attempt=2, window_max=1), *lost.tasks[1:])
+    stored = msgspec.structs.replace(lost, tasks=tasks).stamped(writer="x", write="y")
+    await access.store.put(access.layout.ledger(at), encode(stored), CREATE)
+
+
+def test_its_end_is_written_at_once_whatever_else_its_pack_has() -> None:
+    """A worker that is killed before would have lost it exclusively, for good."""
+
+    async def check(place: Place) -> None:
+        bench = place.bench
+        queue = await bench.queue()
+        returned: dict[str, float] = {}
+
+        async def work(task: TaskContext) -> None:
+            await bench.clock.sleep(1)
+            returned[task.id] = place.world.now()
+
+        settings = replace(QUICK, settle_seconds=8.0, task_lease_seconds=30.0)
+        worker = bench.worker(await bench.queue(), concurrency=3, settings=settings)
+        worker.handler("work", retry=Retry(attempts=3))(work)
+        suspect, *others = await queue.submit_many("work", list(range(400)))
+        await _lose(queue, suspect.id)
+        for number in range(60):
+            await queue.submit("work", number)
+        async with bench.crew(worker):
+            while (await queue.get(suspect.id)).status != "succeeded":
+                await bench.clock.sleep(0.1)
+            assert place.world.now() - returned[suspect.id] < 1
+            assert len(returned) < len(others), "there is more of its pack"
+
+    _try(check, DiscoveryMode.LEASED)
+
+
 @pytest.mark.parametrize("mode", DiscoveryMode)
 def test_it_runs_alone_behind_a_backlog_that_never_ends(mode: DiscoveryMode) -> None:
     async def check(place: Place) -> None:
         bench = place.bench
         queue = await bench.queue()
-        access = queue.access
         running: set[str] = set()
         beside: dict[str, set[str]] = {}
 
@@ -147,13 +187,7 @@ def test_it_runs_alone_behind_a_backlog_that_never_ends(mode: DiscoveryMode) -> 
         worker.handler("work", retry=Retry(attempts=3))(work)
         suspects = [await queue.submit("work") for _ in range(2)]
         for suspect in suspects:
-            at, _ = task_at(suspect.id)
-            head = await access.store.head(access.layout.pack(at))
-            lost = fresh(pack_version=head.version, born=at.pack[:12], count=1)
-            stored = msgspec.structs.replace(
-                lost, tasks=(QueueTaskState(attempt=2, window_max=1),)
-            ).stamped(writer="x", write="y")
-            await access.store.put(access.layout.ledger(at), encode(stored), CREATE)
+            await _lose(queue, suspect.id)
         backlog = [await queue.submit("work") for _ in range(30)]
         async with bench.crew(worker):
             for suspect in suspects:

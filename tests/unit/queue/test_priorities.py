@@ -27,6 +27,7 @@ from penstock.store.base import (
     Wrapper,
 )
 from penstock.store.memory import MemoryBucket, MemoryStore
+from penstock.store.metered import Kind, Meter, MeteredStore
 from penstock.testing.virtual import World, simulate
 
 SETTINGS = WorkerSettings(polling=Polling(min_seconds=0.5, max_seconds=1.0))
@@ -155,6 +156,8 @@ async def _urgent_after(
     pack: int,
     workers: int = 1,
     urgent: int = 1,
+    priority: int = 3,
+    backlog: int = 0,
     bench: Bench | None = None,
     **how: Any,
 ) -> float:
@@ -175,7 +178,7 @@ async def _urgent_after(
 
         fleet.append(worker)
     for _ in range(1200 * workers // pack):
-        await producer.submit_many("t", ["usual"] * pack)
+        await producer.submit_many("t", ["usual"] * pack, priority=backlog)
     async with asyncio.TaskGroup() as group:
         for worker in fleet:
             group.create_task(worker.run(signals=False))
@@ -187,7 +190,7 @@ async def _urgent_after(
         if "limit" in how:
             await producer.limits.set(how["limit"], concurrency=2)
         for _ in range(urgent):
-            await producer.submit("t", "urgent", priority=3, **how)
+            await producer.submit("t", "urgent", priority=priority, **how)
         while len(began := [at for what, at in bench.began if what == "urgent"]) < urgent:
             await world.clock().sleep(0.1)
         for worker in fleet:
@@ -207,6 +210,55 @@ def test_what_is_urgent_starts_within_five_seconds_and_a_slot(
     async def main(world: World) -> None:
         waited = await _urgent_after(world, mode, seconds=23.3, pack=pack, **how)
         assert waited <= 5 + SLOT_SECONDS
+
+    simulate(main, seed=1)
+
+
+@pytest.mark.parametrize(("priority", "backlog"), [(0, -5), (-1, -9)])
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_what_is_less_unhurried_starts_within_five_seconds_and_a_slot(
+    mode: DiscoveryMode, priority: int, backlog: int
+) -> None:
+    """Nobody rings for it, and no peek shows it."""
+
+    async def main(world: World) -> None:
+        # Of those that no inbox has led to, a worker in `direct` learns by then.
+        seconds = 151.3 if mode is DiscoveryMode.DIRECT else 23.3
+        waited = await _urgent_after(
+            world, mode, seconds=seconds, pack=1, priority=priority, backlog=backlog
+        )
+        assert waited <= 5 + SLOT_SECONDS
+
+    for seed in range(2):
+        simulate(main, seed=seed)
+
+
+def test_a_full_worker_does_not_list_for_what_is_unhurried() -> None:
+    """As long as there is no slot, what a look could show could not start."""
+
+    async def main(world: World) -> None:
+        bench = Bench(world, DiscoveryMode.LEASED)
+        queue = await bench.open()
+        meter = Meter()
+        store = MeteredStore(queue.access.store, meter)
+        opened = await Queue.on(store, name="q", entropy=world.entropy("worker"))
+        worker = Worker(opened, concurrency=4, settings=WorkerSettings())
+
+        @worker.handler("t")
+        async def handle(_task: TaskContext) -> None:
+            await world.clock().sleep(3600)
+
+        for _ in range(1200):
+            await queue.submit("t", priority=-5)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worker.run(signals=False))
+            await world.clock().sleep(100)
+            before = meter.billed["discovery", Kind.LIST]
+            await world.clock().sleep(300)
+            # Three at a time, as old as 30 s.
+            assert meter.billed["discovery", Kind.LIST] - before <= 3 * 11
+            worker.stop()
+            worker.stop()
 
     simulate(main, seed=1)
 
@@ -347,5 +399,27 @@ def test_among_equals_what_is_a_minute_older_comes_first_where_all_look_at_all()
 
         await bench.run(queue, tasks=12, meanwhile=submit)
         assert bench.ran == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+    simulate(main, seed=1)
+
+
+@pytest.mark.parametrize("mode", DiscoveryMode)
+def test_among_urgent_equals_what_is_a_minute_older_comes_first(mode: DiscoveryMode) -> None:
+    """Also where they are found by a peek, behind a backlog that was found before."""
+
+    async def main(world: World) -> None:
+        bench = Bench(world, mode)
+        queue = await bench.open()
+
+        async def submit() -> None:
+            await asyncio.gather(*(queue.submit("t", "usual") for _ in range(1200)))
+            for minute in range(3):
+                for _ in range(4):
+                    await queue.submit("t", minute, priority=3)
+                await world.clock().sleep(60)
+
+        await bench.run(queue, tasks=40, meanwhile=submit)
+        urgent = [each for each in bench.ran if each != "usual"]
+        assert urgent == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
 
     simulate(main, seed=1)

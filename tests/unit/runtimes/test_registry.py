@@ -31,15 +31,15 @@ def _point(name: str, what: str) -> EntryPoint:
     return EntryPoint(name, f"{__name__}:{what}", GROUP)
 
 
-def test_four_are_always_there() -> None:
+def test_five_are_always_there() -> None:
     registry = RuntimeRegistry(installed=[])
-    assert registry.names() == ("lambda", "process", "spark", "thread")
+    assert registry.names() == ("lambda", "process", "sink", "spark", "thread")
     assert registry.runtime("process") is registry.runtime("process")
 
 
 def test_packages_bring_others() -> None:
     registry = RuntimeRegistry({"mine": {"colour": "red"}}, installed=[_point("mine", "Mine")])
-    assert registry.names() == ("lambda", "mine", "process", "spark", "thread")
+    assert registry.names() == ("lambda", "mine", "process", "sink", "spark", "thread")
     made = registry.runtime("mine")
     assert isinstance(made, Mine)
     assert made.said == {"colour": "red"}
@@ -77,7 +77,10 @@ def test_a_job_overrides_what_a_runtime_has() -> None:
     ("settings", "sentence"),
     [
         ({"dispatcher": {}}, "part of the platform"),
-        ({"flink": {}}, "would use 'flink', which is not there; there are lambda, process, spark"),
+        (
+            {"flink": {}},
+            "would use 'flink', which is not there; there are lambda, process, sink, spark",
+        ),
         ({"mine": {"uses": "lambda"}}, "lambda has no other names"),
         ({"process": {"image": 3}}, r"The settings of the runtime process are wrong: .*image"),
         ({"process": {"queue": "A b"}}, "'A b' is no name of a queue"),

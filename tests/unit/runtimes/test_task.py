@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from penstock.datasets.layout import path_of
 from penstock.kernel.errors import InvalidInput
-from penstock.runtimes.base import Part, ProducedOutput, WorkInput
+from penstock.protocol.events import BATCH_BYTES_MAX
+from penstock.runtimes import task_requests
+from penstock.runtimes.base import AttemptWork, Part, ProducedOutput, WorkInput
 from penstock.runtimes.task import FunctionTask, RecordingChannel, StopFlag
 from tests.unit.runtimes.benches import place, work
 
@@ -142,3 +146,25 @@ def test_an_input_or_output_that_there_is_not_tells_which_there_are(tmp_path: Pa
         task.inputs["nope"]
     assert task.outputs.get("nope") is None
     assert "nope" not in task.outputs
+
+
+def test_rows_become_as_many_batches_as_they_need() -> None:
+    rows = [{"id": number, "text": "x" * 1000} for number in range(600)]
+    pieces = list(task_requests._pieces(rows))
+    assert len(pieces) == 3
+    assert [json.loads(bytes(row)) for piece in pieces for row in piece] == rows
+    sizes = [sum(len(bytes(row)) + 1 for row in piece) for piece in pieces]
+    assert max(sizes) <= BATCH_BYTES_MAX + 1
+    # The same rows make the same batches, so that a retry sends none of them twice.
+    assert [len(piece) for piece in task_requests._pieces(rows)] == [len(each) for each in pieces]
+    assert list(task_requests._pieces([])) == []
+    (piece,) = task_requests._pieces([MappingProxyType({"id": 1})])
+    assert bytes(piece[0]) == b'{"id":1}'
+    with pytest.raises(InvalidInput, match="A row has 262,144 bytes at most"):
+        list(task_requests._pieces([{"text": "x" * BATCH_BYTES_MAX}]))
+
+
+def test_a_task_without_a_token_publishes_no_batches() -> None:
+    task = FunctionTask(AttemptWork(task_id=1, attempt=1, job="j", operator="o", generation="g"))
+    with pytest.raises(InvalidInput, match="no token"):
+        task.buffer("alerts", [{"id": 1}], id="one")

@@ -22,6 +22,7 @@ from penstock.kernel.errors import (
     Unsupported,
     VersionConflict,
 )
+from penstock.store import tombstoned
 from penstock.store.base import (
     CREATE,
     NO_METADATA,
@@ -124,6 +125,30 @@ def test_where_versions_are_not_of_bodies_each_tombstone_is_read_once(tmp_path: 
             with pytest.raises(NotFound):
                 await reader.head("gone/3")
         assert read.requests(kind=Kind.GET) == 10
+        await files.close()
+
+    asyncio.run(work())
+
+
+def test_who_lists_more_than_can_be_remembered_reads_only_what_is_beyond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tombstoned, "KNOWN_MAX", 12)
+    monkeypatch.setattr(tombstoned, "RECENT_MAX", 5, raising=False)
+
+    async def work() -> None:
+        files = FileStore(
+            tmp_path, clock=SystemClock(), entropy=seeded_entropy("files"), fsync=False
+        )
+        office = Office(files)
+        await office.bury(office.client()[0], *(f"gone/{number}" for number in range(20)))
+        reader, read = office.client()
+        for sweep in range(3):
+            page = await reader.list("gone/", limit=5)
+            while page.cursor is not None:
+                assert len(page.tombstones) == 5
+                page = await reader.list("gone/", limit=5, cursor=page.cursor)
+            assert read.requests(kind=Kind.GET) == 20 + 8 * sweep
         await files.close()
 
     asyncio.run(work())

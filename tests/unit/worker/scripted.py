@@ -75,13 +75,15 @@ class Task:
     """The ends that were taken: never more than one an attempt."""
     progress: list[dict[str, Any]] = field(default_factory=list)
     bad_outputs: bool = False
-    bad_schema: bool = False
+    bad_schema: bool | str = False
     bad_columns: bool = False
     """Whether its schema is refused as long as it tells columns."""
     current: dict[str, list[PartAnswer]] | None = None
     """What is published of its partition, if its job merges."""
     moves: list[dict[str, list[PartAnswer]] | None] = field(default_factory=list)
     """What its ends are refused with, one after the other."""
+    claim_id: str | None = None
+    """Of the claim that has begun the running attempt, until it is acknowledged."""
     batch: str = ""
     """Claimed together with those of the same batch, as one."""
     mints: bool = False
@@ -116,6 +118,8 @@ class Dispatcher:
     """What a path answers instead."""
     problems_once: dict[str, Problem] = field(default_factory=dict)
     latency_seconds: float = 0.005
+    answer_latency_seconds: dict[str, float] = field(default_factory=dict)
+    """How long answers of a path are under way, after the call was carried out."""
     paused: str = ""
     is_signing: bool = True
     """Whether heartbeats bring tokens."""
@@ -131,6 +135,8 @@ class Dispatcher:
     """For how many folders credentials are minted at a time; None for any number."""
     granted: dict[str, list[str]] = field(default_factory=dict)
     """What tokens grant to `read` and to `write`."""
+    acknowledge_seconds: float = 0.0
+    """How long leases of claims with an id are until they are acknowledged; 0 for as ever."""
     is_claiming_with_ends: bool = False
     """Whether calls that end attempts claim what the worker has room for."""
     in_calls: Counter[str] = field(default_factory=Counter)
@@ -150,7 +156,7 @@ class Dispatcher:
         """End the attempts whose leases are over."""
         for task in self.tasks.values():
             if task.status == "running" and task.lease_ends_at <= now():
-                task.status = "retrying"
+                task.status = "queued" if task.claim_id else "retrying"
 
     async def __call__(
         self,
@@ -171,6 +177,7 @@ class Dispatcher:
             if self.is_down:
                 raise httpx.ReadError("it went away")
             status, answer = self._answer(path, body)
+            await _pause(self.answer_latency_seconds.get(path, 0.0))
         finally:
             self.in_calls[path] -= 1
         if self.answers_lost[path] > 0:
@@ -211,6 +218,8 @@ class Dispatcher:
         return 200, HelloAnswer(operators=served, now=at(0))
 
     def _claim(self, ask: ClaimAsk) -> tuple[int, Answer]:
+        if again := self._claimed_by(ask.claim_id):
+            return 200, ClaimAnswer(tasks=[self._assigned(task) for task in again])
         waiting = [
             task
             for task in self.tasks.values()
@@ -218,20 +227,34 @@ class Dispatcher:
         ]
         places = list(dict.fromkeys(task.batch or str(task.id) for task in waiting))[: ask.limit]
         taken = [task for task in waiting if (task.batch or str(task.id)) in places]
-        return 200, ClaimAnswer(tasks=[self._begun(task) for task in taken])
+        return 200, ClaimAnswer(tasks=[self._begun(task, ask.claim_id) for task in taken])
 
-    def _begun(self, task: Task) -> Assignment:
+    def _claimed_by(self, claim_id: str | None) -> list[Task]:
+        """What a claim has begun that nobody has acknowledged."""
+        return [
+            task
+            for task in self.tasks.values()
+            if task.status == "running" and claim_id and task.claim_id == claim_id
+        ]
+
+    def _begun(self, task: Task, claim_id: str | None = None) -> Assignment:
         task.status = "running"
         task.attempt += 1
         task.claims += 1
-        task.lease_ends_at = now() + task.heartbeat_seconds
+        task.claim_id = claim_id if self.acknowledge_seconds else None
+        lease_seconds = self.acknowledge_seconds if task.claim_id else task.heartbeat_seconds
+        task.lease_ends_at = now() + lease_seconds
         task.tokens.clear()
+        return self._assigned(task)
+
+    def _assigned(self, task: Task) -> Assignment:
         return Assignment(
             task_id=task.id,
             attempt=task.attempt,
             lease_token=f"token {task.id} {task.claims}",
             lease_expires_at=at(task.heartbeat_seconds),
             heartbeat_seconds=task.heartbeat_seconds,
+            acknowledge_seconds=self.acknowledge_seconds,
             timeout_seconds=task.timeout_seconds,
             job=task.job,
             operator=task.operator,
@@ -259,6 +282,7 @@ class Dispatcher:
                 results.append(TaskResult(task_id=each.task_id, status=409, why="stale"))
                 continue
             task.lease_ends_at = now() + task.heartbeat_seconds
+            task.claim_id = None
             if each.progress is not None:
                 task.progress.append(each.progress)
             results.append(
@@ -275,8 +299,12 @@ class Dispatcher:
         assert len({each.task_id for each in ask.tasks}) == len(ask.tasks), "a task twice"
         status, answer = _several([self._end(each) for each in ask.tasks])
         if self.is_claiming_with_ends and isinstance(answer, ResultsAnswer):
+            if again := self._claimed_by(ask.claim_id):
+                answer.claimed_of = again[0].operator
+                answer.claimed = [self._assigned(task) for task in again]
+                return status, answer
             for each in [each for each in ask.next if each.is_wanted][:1]:
-                claim = ClaimAsk(operator=each.operator, limit=each.limit)
+                claim = ClaimAsk(operator=each.operator, limit=each.limit, claim_id=ask.claim_id)
                 claimed = self._claim(claim)[1]
                 assert isinstance(claimed, ClaimAnswer)
                 answer.claimed_of, answer.claimed = each.operator, claimed.tasks
@@ -298,7 +326,8 @@ class Dispatcher:
         has_columns = any(each.facts and each.facts.columns for each in ask.outputs)
         if (task.bad_schema or (task.bad_columns and has_columns)) and is_success:
             told = "The column 'delay' is string here, and bigint in what is published."
-            return TaskResult(task_id=task.id, status=409, why="schema", detail=told)
+            why = task.bad_schema if isinstance(task.bad_schema, str) else "schema"
+            return TaskResult(task_id=task.id, status=409, why=why, detail=told)
         if task.moves and is_success:
             current = task.moves.pop(0)
             return TaskResult(task_id=task.id, status=409, why="moved", current=current)

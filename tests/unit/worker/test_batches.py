@@ -152,7 +152,8 @@ def test_what_it_took_is_told_with_the_end() -> None:
     play(story)
 
 
-def test_columns_that_a_dataset_cannot_take_are_a_failure_for_good() -> None:
+@pytest.mark.parametrize("why", ["schema", "undeclared"])
+def test_columns_that_a_dataset_cannot_take_are_a_failure_for_good(why: str) -> None:
     async def story(bench: Bench) -> None:
         good, bad = bench.dispatcher.tasks.values()
         bench.runtime.metrics = {"rows": 7}
@@ -161,7 +162,7 @@ def test_columns_that_a_dataset_cannot_take_are_a_failure_for_good() -> None:
         assert bad.reason.startswith("Its outputs were refused: The column 'delay' is string here")
         assert bad.ended[0].metrics == {"rows": 7}
 
-    play(story, setting=lambda d: (d.add(), d.add(bad_schema=True)))
+    play(story, setting=lambda d: (d.add(), d.add(bad_schema=why)))
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -19,8 +19,7 @@ from penstock.cli.format import complain, notes, print_json
 from penstock.cli.installation import settings_of, wiring
 from penstock.cli.options import json_option
 from penstock.cli.output import table
-from penstock.dispatcher.client.dag_files import named_files
-from penstock.dispatcher.client.files import read_text
+from penstock.dispatcher.client.dag_files import named_files, read_text
 from penstock.dispatcher.dag.canonical import (
     DagDiff,
     canonical,
@@ -228,7 +227,7 @@ _FILES_MAX: Final = 2
 def diff(
     context: click.Context, *, files: tuple[str, ...], url: str, token: str | None, as_json: bool
 ) -> None:
-    """Tell what becomes of each job when the DAG of NEW takes the place of that of OLD.
+    """Show what happens to each job when the DAG of NEW replaces that of OLD.
 
     With one file, OLD is what is in force at the dispatcher; with two, no dispatcher is asked.
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import click
 
 from penstock.cli.dataset.contents import files, preview, verify
-from penstock.cli.dataset.maintenance import cut_over, maintain, purge, refresh, sweep
+from penstock.cli.dataset.maintenance import (
+    cut_over,
+    maintain,
+    purge,
+    rebuild_table,
+    refresh,
+    sweep,
+)
 from penstock.cli.dataset.overview import diff, list_, partitions, show, snapshots
 
 
@@ -22,5 +29,5 @@ def dataset(context: click.Context) -> None:
 
 
 looking = (list_, show, partitions, snapshots, diff, files, preview, verify)
-for verb in (*looking, sweep, maintain, refresh, cut_over, purge):
+for verb in (*looking, sweep, maintain, refresh, rebuild_table, cut_over, purge):
     dataset.add_command(verb)

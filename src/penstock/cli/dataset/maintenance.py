@@ -1,4 +1,4 @@
-"""`penstock dataset sweep|maintain|refresh|cut-over|purge`: change files or generations."""
+"""`penstock dataset sweep|maintain|refresh|rebuild-table|cut-over|purge`: change what is kept."""
 
 from __future__ import annotations
 
@@ -149,6 +149,27 @@ async def _refreshed(client: Client, name: str) -> RefreshAnswer:
         if more.after is None:
             break
     return total
+
+
+@click.command(
+    "rebuild-table",
+    short_help="Load the table of a dataset in Postgres anew.",
+    epilog="Example: penstock dataset rebuild-table alerts",
+)
+@click.argument("name", metavar="DATASET", shell_complete=datasets)
+@on_a_dispatcher
+def rebuild_table(*, name: str, url: str, token: str | None, as_json: bool) -> None:
+    """Load the table of a dataset with storage: postgres anew from its published files, one
+    partition after the other, each in a transaction: readers always find all of a partition.
+
+    The table follows what is published by itself, also after either database was brought back from
+    a backup. This is for a table that somebody has changed by hand, or dropped.
+    """
+    answer, _ = asked(url, token, lambda client: client.rebuild_table(name))
+    if as_json:
+        show_json(answer)
+        return
+    click.echo(f"{counted(answer.partitions, 'partition')} to load; 'penstock status' says when.")
 
 
 @click.command(

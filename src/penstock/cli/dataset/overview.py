@@ -17,9 +17,14 @@ from penstock.cli.dispatcher_call import (
     on_a_dispatcher,
     show_json,
 )
-from penstock.cli.format import fields, notes
+from penstock.cli.format import fields, length, notes
 from penstock.cli.options import absolute_option
-from penstock.protocol.datasets import DatasetDetail, KeepAnswer, MaintainedAnswer
+from penstock.protocol.datasets import (
+    DatasetDetail,
+    HotTableAnswer,
+    KeepAnswer,
+    MaintainedAnswer,
+)
 
 
 def number(count: int | None) -> str:
@@ -117,6 +122,9 @@ def _rows(answer: DatasetDetail) -> Iterator[tuple[str, str]]:
     yield "kept", _kept(answer.keep)
     if answer.maintain is not None:
         yield "maintained", _maintained(answer.maintain)
+    if answer.table is not None:
+        yield "table", f"hot.{answer.name} in {answer.table.url or 'Postgres data'}"
+        yield "table has", _table(answer.table)
     if answer.generations and answer.generations[0].unknown:
         unknown = counted(answer.generations[0].unknown, "partition")
         yield "rows not known", f"{unknown}: no Parquet, or without a manifest"
@@ -125,6 +133,15 @@ def _rows(answer: DatasetDetail) -> Iterator[tuple[str, str]]:
         late.append(counted(answer.unprojected, "partition"))
     if late:
         yield "not in current.json", " and ".join(late)
+
+
+def _table(table: HotTableAnswer) -> str:
+    if table.problem:
+        return f"not all that is published: {line(table.problem)}"
+    if table.behind:
+        waits = length(table.behind_seconds)
+        return f"not yet {counted(table.behind, 'partition')} of what is published, for {waits}"
+    return "all that is published" if table.is_served else "the generation before the current one"
 
 
 def _kept(keep: KeepAnswer | None) -> str:

@@ -45,6 +45,7 @@ from penstock.dispatcher.client import Client
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, PenstockError
 from penstock.kernel.service import stopped_by_signals
+from penstock.protocol.base import TaskStatus
 from penstock.protocol.steering import TaskSummary
 
 AIRPORTS: Final = {"EWR": "Newark", "JFK": "JFK", "LGA": "LaGuardia"}
@@ -221,7 +222,9 @@ class Stay:
                         payload={"file": str(self._file)},
                     )
                     is_told = True
-                found = (await self._client.tasks(job="remarks", status="dead", limit=1)).tasks
+                found = (
+                    await self._client.tasks(job="remarks", status=TaskStatus.FAILED, limit=1)
+                ).tasks
                 if found:
                     return found[0]
             await self._clock.sleep(_LOOK_SECONDS)
@@ -242,13 +245,13 @@ class Stay:
 
     def _news(self, told: TaskSummary, now: TaskSummary) -> str | None:
         """What to say of the task, if it is not where it was told to be."""
-        if now.status == "completed" and told.status != "completed":
+        if now.status == TaskStatus.SUCCEEDED and told.status != TaskStatus.SUCCEEDED:
             return (
                 f"Task {now.id} is completed, by attempt {now.attempt}; what it made is published"
                 f" at {self._url}/datasets/remarks\n"
                 "  Look around as long as you like; Ctrl-C ends."
             )
-        if now.status == "dead" and now.attempt > told.attempt:
+        if now.status == TaskStatus.FAILED and now.attempt > told.attempt:
             again = f"Task {now.id} has failed again, in attempt {now.attempt}"
             if self._file.exists():
                 return f"{again}; its page says why."

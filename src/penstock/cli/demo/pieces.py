@@ -27,6 +27,7 @@ from penstock.dispatcher.client import Client
 from penstock.kernel.child_process import ChildProcess
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import DispatcherUnavailable
+from penstock.protocol.base import TaskStatus
 from penstock.queue.client import Queue, Task
 from penstock.queue.task_views import TaskEvent
 from penstock.settings import Settings
@@ -217,7 +218,7 @@ async def _show_pipeline_outcome(client: Client) -> None:
     tasks = (await client.tasks(limit=1000)).tasks
     again = sum(each.attempt > 1 for each in tasks)
     published = (await client.partitions("totals", limit=1000)).partitions
-    done = sum(each.status == "completed" for each in tasks)
+    done = sum(each.status == TaskStatus.SUCCEEDED for each in tasks)
     click.echo(
         f"   {done} of {len(tasks)} tasks are completed, each once; {again} had to run again."
     )

@@ -32,6 +32,7 @@ from penstock.dispatcher.client import Client
 from penstock.kernel import parent_watch
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, PenstockError
+from penstock.protocol.base import TaskStatus
 from penstock.protocol.steering import PartitionAnswer, StatusAnswer
 from penstock.settings import Settings
 
@@ -499,7 +500,7 @@ async def _published(client: Client) -> dict[str, int]:
 
 async def _death(client: Client) -> PenstockError:
     """What to say of a task without attempts left."""
-    dead = (await client.tasks(status="dead", limit=1)).tasks
+    dead = (await client.tasks(status=TaskStatus.FAILED, limit=1)).tasks
     said = [f"{each.job} has failed for {each.partition_key}: {each.reason}" for each in dead]
     return PenstockError(*said or ["A task has failed."])
 

@@ -30,7 +30,7 @@ _FOREVER = "forever"
 )
 @click.pass_context
 def archive(context: click.Context) -> None:
-    """What is left of settled tasks: gzip of JSON Lines, one row a task.
+    """Archived tasks: files of gzipped JSON Lines, one row per settled task.
 
     Spark and pandas read the files as they are.
     """

@@ -12,6 +12,8 @@ from penstock.cli.format import length
 from penstock.cli.options import json_option
 from penstock.kernel.errors import InvalidInput
 from penstock.queue.client import Queue
+from penstock.queue.ledger import QueueTaskStatus
+from penstock.queue.task_views import DELAYED
 
 if TYPE_CHECKING:
     from penstock.queue.task_views import TaskView
@@ -21,7 +23,7 @@ def note_of(view: TaskView, *, now: float) -> str:
     """The one thing besides its status that is worth knowing of a task."""
     if view.cancel_asked:
         return "asked to stop"
-    if view.status in ("delayed", "retrying") and view.due_at is not None:
+    if view.status in (DELAYED, QueueTaskStatus.RETRYING.word) and view.due_at is not None:
         due = f"due in {length(view.due_at - now)}" if view.due_at > now else "due"
         return f"{due}, after {view.error}" if view.error else due
     first = view.message.splitlines()[0] if view.message else ""

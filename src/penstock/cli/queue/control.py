@@ -144,7 +144,7 @@ def drain(
     if timeout is not None and not is_waited:
         raise InvalidInput("--timeout says how long to --wait.", hint="Give --wait with it.")
     if timeout is not None and timeout <= 0:
-        raise InvalidInput(f"A timeout of {timeout:g} s is over before it begins.")
+        raise InvalidInput(f"--timeout must be positive, not {timeout:g} s.")
     held, now, is_empty = asyncio.run(
         _drained(store, name, type, is_waited=is_waited, seconds=timeout)
     )

@@ -32,7 +32,7 @@ from penstock.queue.client import Queue
 from penstock.queue.ids import check_name, task_at
 from penstock.queue.inspection import QueueFollower, TaskHappening, TaskListing, list_tasks
 from penstock.queue.inspection.task_search import LIMIT_MAX, tag_filters
-from penstock.queue.ledger import LedgerProgress
+from penstock.queue.ledger import LedgerProgress, QueueTaskStatus
 from penstock.queue.pack import PayloadReference
 from penstock.queue.replay import name_of, replayed
 from penstock.queue.replay import replay as replay_view
@@ -73,7 +73,8 @@ def _rows(view: TaskView, *, now: float) -> Iterator[tuple[str, str]]:
         yield "due", when(view.due_at, now=now)
     if view.settled_at is not None:
         yield "settled", when(view.settled_at, now=now)
-    if view.expires_at is not None and (not view.is_settled or view.status == "expired"):
+    is_expired = view.status == QueueTaskStatus.EXPIRED.word
+    if view.expires_at is not None and (not view.is_settled or is_expired):
         yield "expires" if not view.is_settled else "expired", when(view.expires_at, now=now)
     if view.key is not None:
         yield "key", view.key
@@ -81,7 +82,7 @@ def _rows(view: TaskView, *, now: float) -> Iterator[tuple[str, str]]:
     if view.progress is not None:
         yield "progress", _progress(view.progress, now=now)
     yield "input", compact(view.input) if view.input_ref is None else _stored(view.input_ref)
-    if view.status == "succeeded":
+    if view.status == QueueTaskStatus.SUCCEEDED.word:
         yield (
             "result",
             compact(view.result) if view.result_ref is None else _stored(view.result_ref),
@@ -222,7 +223,7 @@ async def _listed(
     tag_filters(tags)  # What is wrong is said before anything is asked.
     async with opened(store, name) as queue:
         listing = await queue.tasks(status=statuses or None, type=type, tags=tags, limit=limit)
-        is_failed = any(view.status == "failed" for view in listing)
+        is_failed = any(view.status == QueueTaskStatus.FAILED.word for view in listing)
         again = await replayed(queue.access) if is_failed else frozenset()
         return listing, again, queue.access.now().middle
 
@@ -453,19 +454,11 @@ async def _cancelled_found(
 
 
 def _cancel_line(view: TaskView) -> str:
-    if view.status == "cancelled":
-        return "cancelled"
+    if view.status == QueueTaskStatus.CANCELLED.word:
+        return view.status
     if view.is_settled:
         return f"had ended already: {view.status}"
     return f"{view.status}, asked to stop" if view.cancel_asked else view.status
-
-
-_ENDS: Final = {
-    "succeeded": "succeeded",
-    "failed": "failed",
-    "cancelled": "was cancelled",
-    "expired": "expired",
-}
 
 
 @click.command(
@@ -545,7 +538,9 @@ class _Replay:
 def _replay_line(made: _Replay) -> str:
     if made.status in STATES[:4]:
         return f"replays {made.of}"
-    return f"has replayed {made.of} before, and {_ENDS[made.status]}; to go on, replay it"
+    is_cancelled = made.status == QueueTaskStatus.CANCELLED.word
+    end = f"was {made.status}" if is_cancelled else made.status
+    return f"has replayed {made.of} before, and {end}; to go on, replay it"
 
 
 async def _replayed(
@@ -568,7 +563,7 @@ async def _replayed_failed(
         done = await replayed(queue.access)
         found = await list_tasks(
             queue.access,
-            statuses=("failed",),
+            statuses=(QueueTaskStatus.FAILED.word,),
             type=type,
             tags=tags,
             limit=LIMIT_MAX,

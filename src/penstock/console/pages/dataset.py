@@ -51,7 +51,7 @@ from penstock.dispatcher.views.datasets import (
     PublishedSums,
     SnapshotViews,
 )
-from penstock.protocol.base import NameParams
+from penstock.protocol.base import NameParams, TaskStatus
 from penstock.protocol.dags import CutOverAsk
 from penstock.protocol.steering import JobAnswer
 
@@ -277,11 +277,11 @@ def why_lacking(place: GenerationView, lacking: MissingPartition) -> str:
 def why_blocking(task: BlockingTask) -> str:
     """What is with a task, in words."""
     match task.status:
-        case "dead":
+        case TaskStatus.FAILED:
             return f"The task is dead after attempt {task.attempt}: {task.reason or ''}"
-        case "running":
+        case TaskStatus.RUNNING:
             return f"Attempt {task.attempt} is running."
-        case "retrying":
+        case TaskStatus.RETRYING:
             return f"Attempt {task.attempt} failed; waiting for the retry: {task.reason or ''}"
         case _:
             return "The task waits for a worker."

@@ -41,6 +41,7 @@ from penstock.dispatcher.views.jobs import (
     PipelineViews,
     RecentOutcomes,
 )
+from penstock.protocol.base import TaskStatus
 from penstock.protocol.steering import JobAnswer, PauseAnswer, PressureAnswer
 
 STATES: Final = {
@@ -122,7 +123,7 @@ def remarks(
     if dead := about.counts.dead:
         which = "1 task has" if dead == 1 else f"{number(dead, most=MANY)} tasks have"
         told = f"{which} failed and will not be retried automatically."
-        said.append(JobRemark(tone="bad", told=told, tasks="dead"))
+        said.append(JobRemark(tone="bad", told=told, tasks=TaskStatus.FAILED))
     said += [_pause(each) for each in pauses]
     if pressure is not None and pressure.pressed:
         said.append(_pressed(pressure))
@@ -172,10 +173,12 @@ def _waiting(about: AboutJob, *, is_paused: bool) -> list[JobRemark]:
     if not said and not is_paused and not counts.running:
         if counts.oldest_seconds:
             told = f"{_tasks(counts.waiting)} for {length(counts.oldest_seconds)}."
-            said.append(JobRemark(tone="", told=told, tasks="queued"))
+            said.append(JobRemark(tone="", told=told, tasks=TaskStatus.QUEUED))
         else:
             told = f"{_tasks(counts.waiting)} for a retry."
-            said.append(JobRemark(tone="", told=told, since=counts.next_due_at, tasks="retrying"))
+            said.append(
+                JobRemark(tone="", told=told, since=counts.next_due_at, tasks=TaskStatus.RETRYING)
+            )
     return said
 
 
@@ -461,7 +464,7 @@ async def _load_job(parts: ApiContext, asked: PageRequest) -> Mapping[str, Any] 
                 job_id=about.job_id, status=status, before=None, limit=_LISTED_MAX
             )
         ).tasks
-        for status in ("dead", "running")
+        for status in (TaskStatus.FAILED, TaskStatus.RUNNING)
         if getattr(about.counts, status)
     }
     return {
@@ -476,8 +479,8 @@ async def _load_job(parts: ApiContext, asked: PageRequest) -> Mapping[str, Any] 
         "reads": _by_name(about, "inputs", "as", "from"),
         "writes": _by_name(about, "outputs", "dataset", "name"),
         "lately": _lately(about),
-        "dead": tasks.get("dead", []),
-        "running": tasks.get("running", []),
+        "dead": tasks.get(TaskStatus.FAILED, []),
+        "running": tasks.get(TaskStatus.RUNNING, []),
         "backfills": [
             each
             for each in plans.backfills

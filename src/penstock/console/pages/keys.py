@@ -50,6 +50,7 @@ _REASONS: Final[Mapping[str, str]] = {
     TaskRefusalReason.UNKNOWN: "There is no such task",
     TaskRefusalReason.OUTPUTS: "It wrote outside its prefix",
     TaskRefusalReason.SCHEMA: "Its columns do not fit the dataset",
+    TaskRefusalReason.UNDECLARED: "Its columns are not those that the DAG declares",
     TaskRefusalReason.MOVED: "It was merged into an outdated version",
     "former attempt": "It belongs to an earlier attempt",
     "another attempt": "It belongs to another attempt",

@@ -1,8 +1,14 @@
-"""The page of operations: pauses, workers, operators with their limits, parked rows of the outbox.
+"""The pages of operations and of alerts.
+
+Operations: pauses, workers, operators with their limits, parked rows of the outbox.
 
 Pausing and resuming everything is one call each; the sentence afterwards says what it did.
 Sources, backfills, events, keys and the audit have tabs, and modules, of their own. A load is
 six short statements; lists are cut, with a sentence.
+
+Alerts: open ones up to a bound, past ones a page at a time, the rules, and the notices that were
+sent. Rules and destinations are those of the dispatcher that evaluates alerts, which writes them
+down with every turn.
 """
 
 from __future__ import annotations
@@ -30,11 +36,14 @@ from penstock.dispatcher.api.control_endpoints import (
     resume_job,
     retry_outbox,
 )
-from penstock.dispatcher.views.status import OperationViews, WorkerRow
+from penstock.dispatcher.views.status import AlertViews, OperationViews, WorkerRow
 from penstock.protocol.base import NameParams
 from penstock.protocol.steering import (
+    AlertState,
     EverythingAnswer,
     JobPausesAnswer,
+    NoticeAnswer,
+    NoticeState,
     OperatorLimitAnswer,
     OperatorLimitAsk,
     OutboxRetryAnswer,
@@ -50,6 +59,9 @@ PARKED_MAX: Final = 50
 _RETRY_MAX: Final = 1000
 _BY_PEOPLE: Final = "operator"
 _MANY: Final = 10_000
+_OPEN_ALERTS_MAX: Final = 200
+_ALERTS_PAGE: Final = 50
+_BEFORE_MAX: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,11 +217,58 @@ def _retried(answer: OutboxRetryAnswer) -> str:
     return f"{which} being retried."
 
 
+async def _load_alerts(parts: ApiContext, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
+    said = asked.query.get("before", "")
+    before = int(said) if said.isascii() and said.isdecimal() and len(said) < 20 else None
+    if said and (before is None or not 0 < before <= _BEFORE_MAX):
+        return PageNotFound("There is no such page of alerts.", "The first page has the latest.")
+    views = AlertViews(parts.database)
+    found = await views.alerts(state=AlertState.OPEN, limit=_OPEN_ALERTS_MAX)
+    past = await views.alerts(state=AlertState.OVER, before=before, limit=_ALERTS_PAGE)
+    return {
+        "open": found.alerts,
+        "is_cut": found.before is not None,
+        "past": past.alerts,
+        "older": f"/alerts?before={past.before}" if past.before is not None else "",
+        "is_first": before is None,
+        "rules": found.rules,
+        "destinations": found.destinations,
+        "judged_at": found.judged_at,
+        "told_of": {each.id: _notices_told(each.notices) for each in (*found.alerts, *past.alerts)},
+        "lost": [
+            (alert, each)
+            for alert in (*found.alerts, *past.alerts)
+            for each in alert.notices
+            if each.state is NoticeState.GIVEN_UP
+        ],
+    }
+
+
+def _notices_told(notices: Sequence[NoticeAnswer]) -> Sequence[tuple[str, str]]:
+    """What has become of notices: words, and the class that they are shown in."""
+    shown: list[tuple[str, str]] = []
+    for each in notices:
+        what = "" if each.what == "opened" else ", resolved"
+        match each.state:
+            case NoticeState.SENT:
+                shown.append((f"{each.destination}{what}", "quiet"))
+            case NoticeState.DUE:
+                why = f": {each.last_error}" if each.last_error else ""
+                shown.append((f"{each.destination}{what}: pending{why}", ""))
+            case NoticeState.GIVEN_UP:
+                why = each.last_error or "unknown reason"
+                shown.append((f"{each.destination}{what}: failed: {why}", "wrong"))
+    return shown
+
+
 PAGE: Final = ConsolePage(
     "/operations",
     "operations",
     _load,
     live=("figures", "levers", "pauses", "workers", "operators", "outbox"),
+)
+ALERTS_PAGE: Final = ConsolePage(
+    "/alerts", "alerts", _load_alerts, live=("standing", "past", "rules"), query=("before",)
 )
 ACTIONS: Final = (
     FormAction("/operations/pause-everything", _pause_everything, fields=("reason",)),

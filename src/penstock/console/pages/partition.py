@@ -47,6 +47,7 @@ from penstock.dispatcher.views.datasets import (
     PartitionViews,
 )
 from penstock.kernel.errors import InvalidInput, NotFound, PenstockError
+from penstock.protocol.base import TaskStatus
 from penstock.store.base import ObjectStore
 
 ROWS_MAX: Final = 20
@@ -352,15 +353,15 @@ def why_not(place: GenerationView, found: OnePartition) -> str:
 def _why_of(task: PartitionTask) -> str:
     attempt, reason = f"attempt {task.attempt}", line(task.reason)
     match task.status:
-        case "queued":
+        case TaskStatus.QUEUED:
             return f"Task {task.id} waits for a worker."
-        case "running":
+        case TaskStatus.RUNNING:
             return f"Task {task.id} is running: {attempt}."
-        case "retrying":
+        case TaskStatus.RETRYING:
             return f"Task {task.id} will be retried after {attempt}: {reason}"
-        case "dead":
+        case TaskStatus.FAILED:
             return f"Task {task.id} is dead after {attempt}: {reason}"
-        case "cancelled":
+        case TaskStatus.CANCELLED:
             return f"Task {task.id} was cancelled: {reason}"
         case _:
             return f"Task {task.id} has completed, and published something else."
@@ -373,7 +374,9 @@ def _is_there(each: CurrentInput) -> bool:
 def is_moved(found: OnePartition) -> bool:
     """Whether a task waits or runs that will publish it again."""
     return any(
-        each.is_shown and each.status in ("queued", "running", "retrying") for each in found.history
+        each.is_shown
+        and each.status in (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.RETRYING)
+        for each in found.history
     )
 
 

@@ -25,6 +25,7 @@ from penstock.console.pages.jobs import BY_PEOPLE, MANY, STATES, state_of
 from penstock.console.renderer import length, number
 from penstock.dispatcher.api.context import ApiContext
 from penstock.dispatcher.views.jobs import RECENT_MINUTES, DagEdge, PipelineViews, RecentOutcomes
+from penstock.protocol.base import TaskStatus
 from penstock.protocol.steering import JobAnswer, PressureAnswer, PressuresAnswer, TaskSummary
 
 _FIGURES: Final = re.compile(r"[0-9]+")
@@ -118,7 +119,9 @@ async def _load(parts: ApiContext, _: PageRequest) -> Mapping[str, Any] | PageNo
     plans = await parts.backfills.list(limit=100)
     dead = []
     if any(each.dead for each in overall.jobs):
-        page = await parts.views.tasks(job_id=None, status="dead", before=None, limit=_DEAD_MAX)
+        page = await parts.views.tasks(
+            job_id=None, status=TaskStatus.FAILED, before=None, limit=_DEAD_MAX
+        )
         dead = page.tasks
     failing = group_failures(dead)
     jobs = {each.name: each for each in overall.jobs}

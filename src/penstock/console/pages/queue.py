@@ -48,6 +48,7 @@ from penstock.dispatcher.bucket_queues import (
 )
 from penstock.dispatcher.wakeups.bucket import QUEUE_NAME
 from penstock.kernel.errors import InvalidInput, PenstockError, QueueNotFound
+from penstock.kernel.units import in_units
 from penstock.queue.batch_marks import BatchView
 from penstock.queue.client import Queue
 from penstock.queue.control import HeldType
@@ -411,7 +412,7 @@ async def _load_batches(parts: QueueParts, asked: PageRequest) -> Mapping[str, A
 async def _set_limit(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:
     said = {name: value.strip() for name, value in asked.query.items()}
     concurrency, burst = _figure(said, "concurrency", int), _figure(said, "burst", int)
-    rate, seconds = _figure(said, "rate", float), _figure(said, "per_seconds", float)
+    rate, seconds = _figure(said, "rate", float), _seconds(said, "per_seconds")
     key = said.get("key", "")
     await bucket_queues.set_limit(
         queues_of(parts),
@@ -435,6 +436,17 @@ def _figure(said: Mapping[str, str], name: str, kind: type[Any]) -> Any:
         what = "a whole number" if kind is int else "a number"
         field = name.replace("_", " ")
         raise InvalidInput(f"The {field} is {what}, not {said[name][:40]!r}.") from None
+
+
+def _seconds(said: Mapping[str, str], name: str) -> float | None:
+    """What somebody has typed as a length of time: a number of seconds, or a duration."""
+    if not said.get(name):
+        return None
+    try:
+        return in_units(said[name])
+    except ValueError as error:
+        field = name.removesuffix("_seconds").replace("_", " ")
+        raise InvalidInput(f"The length of time {field!r}, {said[name][:40]!r}, {error}.") from None
 
 
 async def _remove_limit(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:

@@ -26,6 +26,7 @@ from penstock.kernel.errors import InvalidInput, TaskNotFound
 from penstock.queue.client import Queue
 from penstock.queue.ids import keyed_pack, task_at
 from penstock.queue.inspection.task_search import TaskListing, find_tasks
+from penstock.queue.ledger import QueueTaskStatus
 from penstock.queue.task_reader import QueueTaskReader
 from penstock.queue.task_views import STATES, TaskEvent, TaskView
 
@@ -156,7 +157,7 @@ async def _cancel(parts: QueueParts, asked: PageRequest, to: str) -> ActionResul
         return ActionResult(
             "Cancellation requested: the worker sees it within about ten seconds.", to
         )
-    return ActionResult(f"It is {status}.", to, is_well=status == "cancelled")
+    return ActionResult(f"It is {status}.", to, is_well=status == QueueTaskStatus.CANCELLED.word)
 
 
 async def _replay(parts: QueueParts, asked: PageRequest, to: str) -> ActionResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.console.pages import (
-    alerts,
     backfill,
     dataset,
     events,
@@ -48,7 +47,7 @@ SITE: Final[ConsoleSite[ApiContext]] = ConsoleSite(
         *events.PAGES,
         versions.PAGE,
         keys.PAGE,
-        alerts.PAGE,
+        operations.ALERTS_PAGE,
         query.PAGE,
     ),
     query="/v1/query",

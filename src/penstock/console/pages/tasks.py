@@ -398,7 +398,7 @@ async def _replay(parts: ApiContext, asked: PageRequest, to: str) -> ActionResul
     params = _params(asked, limit=_ROUND)
     if isinstance(params, Problem):
         return ActionResult(params.title, to, is_well=False)
-    params.status = TaskStatus.DEAD
+    params.status = TaskStatus.FAILED
     replayed = 0
     for _ in range(_ROUNDS_MAX):
         found = await list_tasks(parts, ApiCall(params=params))
@@ -451,7 +451,7 @@ def explain_task(answer: TaskAnswer, about: AboutTask) -> TaskExplanation:
     """Where a task stands."""
     task = answer.task
     match task.status:
-        case "dead":
+        case TaskStatus.FAILED:
             return TaskExplanation(
                 tone="bad",
                 head="This task failed and will not be retried automatically.",
@@ -459,7 +459,7 @@ def explain_task(answer: TaskAnswer, about: AboutTask) -> TaskExplanation:
                 further=[*explain_attempts(answer), *_of_replay(about)],
                 can_replay=True,
             )
-        case "retrying":
+        case TaskStatus.RETRYING:
             return TaskExplanation(
                 tone="warn",
                 head=f"Attempt {task.attempt} failed; attempt {task.attempt + 1} of at most"
@@ -468,11 +468,11 @@ def explain_task(answer: TaskAnswer, about: AboutTask) -> TaskExplanation:
                 further=[*explain_attempts(answer), *_waiting(answer, about)],
                 can_cancel=True,
             )
-        case "queued":
+        case TaskStatus.QUEUED:
             return _queued(answer, about)
-        case "running":
+        case TaskStatus.RUNNING:
             return _running(answer, about)
-        case "cancelled":
+        case TaskStatus.CANCELLED:
             return TaskExplanation(
                 tone="",
                 head="This task was cancelled.",
@@ -494,7 +494,7 @@ def explain_attempts(answer: TaskAnswer) -> list[str]:
     if not over:
         return said
     said.append(_tried(over, task.attempt - handed_back))
-    if task.status == "dead" and task.attempt < task.attempt_limit:
+    if task.status == TaskStatus.FAILED and task.attempt < task.attempt_limit:
         said.append("The last failure was not retryable.")
     if over[-1].outcome == "expired":
         said.append(
@@ -633,7 +633,7 @@ async def _load_task(parts: ApiContext, asked: PageRequest) -> Mapping[str, Any]
         )
     is_silent = tail is None and chosen is not None and await _is_silent(parts, task_id, chosen)
     line, rows = _attempts(answer, about)
-    running = answer.attempts[-1] if answer.task.status == "running" else None
+    running = answer.attempts[-1] if answer.task.status == TaskStatus.RUNNING else None
     return {
         "task": answer.task,
         "about": about,
@@ -707,7 +707,7 @@ def _row(attempt: AttemptAnswer, span: TimelineSpan, lane: TimelineLane) -> _Row
 
 async def _further(parts: ApiContext, answer: TaskAnswer, about: AboutTask) -> Sequence[str]:
     """The jobs that follow those that read what a dead task should have made."""
-    if answer.task.status != "dead" or not about.readers:
+    if answer.task.status != TaskStatus.FAILED or not about.readers:
         return []
     after: dict[str, set[str]] = {}
     for each in await PipelineViews(parts.database).readings():
@@ -730,7 +730,7 @@ async def _cancel(parts: ApiContext, asked: PageRequest, to: str) -> ActionResul
 
 
 def _cancelled(result: TaskResult) -> str:
-    if result.task_status == "cancelled":
+    if result.task_status == TaskStatus.CANCELLED:
         return "is cancelled"
     return "was asked to stop; its worker sees it at the next heartbeat"
 

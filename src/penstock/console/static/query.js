@@ -20,14 +20,17 @@ function say(sentence, isBad = false) {
   told.textContent = sentence;
 }
 
-// The line of the text that has this place, with a mark below it.
-function mark(position) {
+// The line of the text that has this place, with a mark below it. Places count characters, and texts here
+// pairs of some of them.
+function mark(characters) {
   const sql = text.value;
+  const position = [...sql].slice(0, characters).join("").length;
   const start = sql.lastIndexOf("\n", position - 1) + 1;
   const end = sql.indexOf("\n", position);
   const line = sql.slice(start, end < 0 ? sql.length : end).replaceAll("\t", " ");
   const before = `line ${sql.slice(0, position).split("\n").length}: `;
-  place.textContent = `${before}${line}\n${" ".repeat(before.length + position - start)}^`;
+  const column = [...sql.slice(start, position)].length;
+  place.textContent = `${before}${line}\n${" ".repeat(before.length + column)}^`;
   place.hidden = false;
   text.classList.add("misread");
   text.setAttribute("aria-invalid", "true");
@@ -188,7 +191,7 @@ function chart() {
 
 function draw() {
   const x = Number(find("x").value), y = Number(find("y").value);
-  const rows = shown.rows.slice(0, SHOWN_MAX).filter((row) => row[y] !== null);
+  const rows = shown.rows.slice(0, SHOWN_MAX).filter((row) => row[y] !== null && Number.isFinite(Number(row[y])));
   const [width, height, left, bottom] = [720, 240, 60, 24];
   const values = rows.map((row) => Number(row[y]));
   const low = Math.min(0, ...values), high = Math.max(0, ...values);

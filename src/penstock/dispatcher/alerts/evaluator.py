@@ -30,6 +30,7 @@ from penstock.dispatcher.alerts.rules import ABSENCE, AlertRule, AlertSettings, 
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.tasks.rows import storable
 from penstock.kernel.units import duration_text
+from penstock.protocol.base import TaskStatus
 
 STEADY_SECONDS: Final = 60.0
 """How long an always-on source has to run before it is well again."""
@@ -81,6 +82,8 @@ def statement_of(rule: AlertRule, *, unserved: Sequence[str]) -> tuple[str, Mapp
             return "failure_rates_of_jobs", {**asked, "percent": rule.percent}
         case RuleKind.PARKED_OUTBOX:
             return "parked_messages", {"at_least": rule.at_least}
+        case RuleKind.TABLE_BEHIND:
+            return "tables_behind", long
 
 
 def findings_of(rule: AlertRule, rows: Sequence[Row], *, is_quiet: bool) -> list[AlertFinding]:
@@ -121,7 +124,7 @@ def _dead_tasks(rule: AlertRule, row: Row) -> AlertFinding:
     many = f"{count:,}{' or more' if count >= DEAD_COUNTED_MAX else ''}"
     which = f"{many} task of job {job} is" if count == 1 else f"{many} tasks of job {job} are"
     last = "" if count == 1 else ", the last one"
-    path = f"/tasks?{urlencode({'status': 'dead', 'job': job})}"
+    path = f"/tasks?{urlencode({'status': TaskStatus.FAILED.value, 'job': job})}"
     said = {"dead": count, "task_id": row["task_id"], "reason": reason}
     return _finding(rule, job, f"{which} dead{last}: {reason}", path=path, detail=said)
 
@@ -204,6 +207,14 @@ def _parked(rule: AlertRule, row: Row) -> AlertFinding:
     return _finding(rule, OUTBOX, summary, path="/operations#outbox", detail=said)
 
 
+def _table_behind(rule: AlertRule, row: Row) -> AlertFinding:
+    name, long = row["subject"], _long(rule)
+    why = one_line(row["problem"] or "what is published is not loaded yet.")
+    summary = f"The table of dataset {name} has been behind for over {long}: {why}"
+    said = {"longer_than": long, "events": row["events"], "problem": row["problem"]}
+    return _finding(rule, name, summary, path=f"/datasets/{quote(name, safe='')}", detail=said)
+
+
 _MADE: Final[Mapping[RuleKind, Callable[[AlertRule, Row], AlertFinding | None]]] = {
     RuleKind.DEAD_TASKS: _dead_tasks,
     RuleKind.STALE_DATASET: _stale,
@@ -213,6 +224,7 @@ _MADE: Final[Mapping[RuleKind, Callable[[AlertRule, Row], AlertFinding | None]]]
     RuleKind.NO_WORKERS: _no_workers,
     RuleKind.FAILURE_RATE: _failure_rate,
     RuleKind.PARKED_OUTBOX: _parked,
+    RuleKind.TABLE_BEHIND: _table_behind,
 }
 
 
@@ -249,6 +261,7 @@ _AGAIN: Final[Mapping[RuleKind, str]] = {
     RuleKind.NO_WORKERS: "A worker was seen again, or none is needed any more.",
     RuleKind.FAILURE_RATE: "Fewer attempts fail, or too few have ended to compute a rate.",
     RuleKind.PARKED_OUTBOX: "The messages were sent, or are tried again.",
+    RuleKind.TABLE_BEHIND: "It has what is published, or the dataset has no table any more.",
 }
 
 

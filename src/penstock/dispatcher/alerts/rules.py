@@ -41,6 +41,8 @@ class RuleKind(StrEnum):
     """Too many of the attempts of a job that have ended lately have failed."""
     PARKED_OUTBOX = "parked_outbox"
     """Side effects that failed so often that the relay has given them up."""
+    TABLE_BEHIND = "table_behind"
+    """A table in Postgres that lacks for too long what is published of its dataset."""
 
 
 ABSENCE: Final = frozenset({RuleKind.STALE_DATASET, RuleKind.SILENT_SOURCE, RuleKind.NO_WORKERS})
@@ -80,12 +82,13 @@ class AlertRule:
                 many = "A task" if self.at_least == 1 else f"{self.at_least} tasks or more"
                 has = "has" if self.at_least == 1 else "have"
                 return f"{many} of a job {has} died{lately}.{which}"
-            case RuleKind.STALE_DATASET:
-                return f"Nothing was published of a dataset for {long}.{which}"
-            case RuleKind.PRESSURE:
-                return f"The queue of a job has exceeded its limits for {long}.{which}"
-            case RuleKind.SILENT_SOURCE:
-                return f"A source has sent no event for {long}.{which}"
+            case (
+                RuleKind.STALE_DATASET
+                | RuleKind.PRESSURE
+                | RuleKind.SILENT_SOURCE
+                | RuleKind.TABLE_BEHIND
+            ):
+                return f"{_LASTING[self.kind]} for {long}.{which}"
             case RuleKind.DEAD_SOURCE:
                 return f"An always-on source is dead.{which}"
             case RuleKind.NO_WORKERS:
@@ -102,11 +105,18 @@ class AlertRule:
                 return f"{many} of the outbox could not be sent and are parked."
 
 
+_LASTING: Final = {
+    RuleKind.STALE_DATASET: "Nothing was published of a dataset",
+    RuleKind.PRESSURE: "The queue of a job has exceeded its limits",
+    RuleKind.SILENT_SOURCE: "A source has sent no event",
+    RuleKind.TABLE_BEHIND: "A table in Postgres has been behind its dataset",
+}
 DEFAULT_RULES: Final = (
     AlertRule(name="dead_tasks", kind=RuleKind.DEAD_TASKS),
     AlertRule(name="dead_source", kind=RuleKind.DEAD_SOURCE),
     AlertRule(name="no_workers", kind=RuleKind.NO_WORKERS, longer_than_seconds=300.0),
     AlertRule(name="parked_outbox", kind=RuleKind.PARKED_OUTBOX),
+    AlertRule(name="table_behind", kind=RuleKind.TABLE_BEHIND, longer_than_seconds=300.0),
 )
 """What is judged if nobody says otherwise; a rule of the same name takes the place of one."""
 BASES: Final = (
@@ -196,7 +206,9 @@ _FIELDS: Final[Mapping[RuleKind, tuple[str, ...]]] = {
     RuleKind.NO_WORKERS: (*_LONG, "if_waiting"),
     RuleKind.FAILURE_RATE: ("jobs", "percent", "at_least", "within"),
     RuleKind.PARKED_OUTBOX: ("at_least",),
+    RuleKind.TABLE_BEHIND: ("datasets", *_LONG),
 }
+_OF_DATASETS: Final = (RuleKind.STALE_DATASET, RuleKind.TABLE_BEHIND)
 _MUST_SAY_HOW_LONG: Final = (RuleKind.STALE_DATASET, RuleKind.PRESSURE, RuleKind.SILENT_SOURCE)
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -272,7 +284,7 @@ def _rule(name: str, said: Any) -> AlertRule | None:
     section = _Section(where, said, ("when", "enabled", *_FIELDS[kind]))
     if not section.flag("enabled", default=True):
         return None
-    names = section.names("datasets" if kind is RuleKind.STALE_DATASET else "jobs")
+    names = section.names("datasets" if kind in _OF_DATASETS else "jobs")
     # What is not said of one of the rules that hold anyway stays as it is there.
     base = next((each for each in BASES if each.kind is kind), None)
     rule = replace(base, name=name) if base is not None else AlertRule(name=name, kind=kind)

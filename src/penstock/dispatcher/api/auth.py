@@ -75,7 +75,7 @@ _CHEAP: Final = frozenset({"missing", "malformed", "unknown key"})
 _OUTDATED: Final = frozenset(
     {TaskRefusalReason.STALE, TaskRefusalReason.OVER, TaskRefusalReason.DIFFERENT}
 )
-_EXPIRED: Final = "expired"
+EXPIRED: Final = "expired"
 _NAMED_MAX: Final = 10
 """How many of the tasks that somebody without proof has named are in a note."""
 _ANOTHER_SITE: Final = Problem(
@@ -269,7 +269,7 @@ class Authenticator:
             )
         except TokenRefused as error:
             claims: Claims | None = None
-            if error.kind == _EXPIRED:
+            if error.kind == EXPIRED:
                 # It is signed by us all the same, so it is known whose it is.
                 claims = await _verified(
                     self._parts, call.token, audience=audience, is_expiry_judged=False

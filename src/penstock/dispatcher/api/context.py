@@ -35,6 +35,7 @@ from penstock.dispatcher.deployment import Deployer
 from penstock.dispatcher.metrics import MetricsReader
 from penstock.dispatcher.outbox import Outbox
 from penstock.dispatcher.router import Router
+from penstock.dispatcher.tasks.batches import BufferedBatches
 from penstock.dispatcher.tasks.completion import AttemptReport
 from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, Tasks
 from penstock.dispatcher.tasks.model import AttemptEnd, Refusal
@@ -117,6 +118,8 @@ class ApiContext:
     kick_after_ends: Callable[[], None] | None = None
     """The same after attempts have ended, which is most calls; None is `kick`."""
     entropy: Entropy = field(default_factory=system_entropy)
+    hot_url: str = ""
+    """Where hot tables are read, without a password; empty if there are none."""
     relay: QueryRelay | None = None
     """The way to the query service; None where there is none."""
     logs: Path | None = None
@@ -141,6 +144,8 @@ class ApiContext:
     """Who may read tables, and nothing else."""
     queries: Queries = field(init=False)
     """What queries may read, and the log of them."""
+    batches: BufferedBatches = field(init=False)
+    """What tasks publish into buffered datasets."""
     queues: QueueInspector | None = field(init=False)
     """The queues in the store."""
 
@@ -172,6 +177,7 @@ class ApiContext:
         object.__setattr__(self, "tables", tables)
         queries = Queries(self.database, snapshots, entropy=self.entropy)
         object.__setattr__(self, "queries", queries)
+        object.__setattr__(self, "batches", BufferedBatches(self.database, entropy=self.entropy))
         history = History(self.database, snapshots)
         object.__setattr__(self, "history", history)
         planner = ScanPlanner(self.database, store) if store is not None else None

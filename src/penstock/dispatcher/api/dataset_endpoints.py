@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.datasets.sweeper import Swept
 from penstock.dispatcher.api.context import ApiContext
@@ -29,6 +30,7 @@ from penstock.protocol.datasets import (
     ReadTokenAsk,
     ReadTokenRow,
     ReadTokensAnswer,
+    RebuildTableAnswer,
     RefreshAnswer,
     RefreshAsk,
     RemoveTokenAnswer,
@@ -48,7 +50,11 @@ async def show(parts: ApiContext, call: ApiCall) -> Answer:
     """Everything about one dataset."""
     params: NameParams = call.params
     found = await parts.datasets.show(params.name)
-    return found if found is not None else unknown(f"There is no dataset {params.name!r}.")
+    if found is None:
+        return unknown(f"There is no dataset {params.name!r}.")
+    if found.table is None:
+        return found
+    return replace(found, table=replace(found.table, url=parts.hot_url))
 
 
 async def snapshot(parts: ApiContext, call: ApiCall) -> Answer:
@@ -199,6 +205,20 @@ async def refresh(parts: ApiContext, call: ApiCall) -> Answer:
     return RefreshAnswer(looked=done.looked, written=done.written, after=more)
 
 
+async def rebuild_table(parts: ApiContext, call: ApiCall) -> Answer:
+    """Load the table of a dataset anew from what is published."""
+    params: NameParams = call.params
+    found = await parts.datasets.show(params.name)
+    if found is None:
+        return unknown(f"There is no dataset {params.name!r}.")
+    rows = await parts.database.fetch("load_anew", {"dataset": found.uuid})
+    if not rows:
+        title = f"The dataset {params.name!r} has no table in Postgres."
+        return conflict("no table", title, detail="Write storage: postgres at its output.")
+    parts.kick()
+    return RebuildTableAnswer(partitions=rows[0]["partitions"])
+
+
 async def purge(parts: ApiContext, call: ApiCall) -> Answer:
     """Purge old generations of a dataset, or some partitions of it."""
     params: NameParams = call.params
@@ -326,6 +346,15 @@ ENDPOINTS: Final = (
         problems=(404, 409),
         may_omit_body=True,
         request_seconds_max=_SWEEP_SECONDS_MAX,
+    ),
+    ApiEndpoint(
+        "POST",
+        "/v1/datasets/{name}/rebuild-table",
+        "Load the table of a dataset anew from what is published",
+        rebuild_table,
+        params=NameParams,
+        answer=RebuildTableAnswer,
+        problems=(404, 409),
     ),
     ApiEndpoint(
         "POST",

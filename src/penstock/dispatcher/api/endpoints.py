@@ -179,6 +179,7 @@ _PHRASES: Final = {
     409: "Conflict with the current state.",
     413: "The body is too large.",
     422: "Invalid request; `field` says where.",
+    429: "Too much is waiting; retry after the seconds of `Retry-After`.",
     503: "Temporarily unavailable; retry.",
 }
 _WORKER: Final[Document] = {"worker": [], "workerToken": []}

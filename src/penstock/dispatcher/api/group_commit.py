@@ -15,7 +15,8 @@ What is wrong with one call is no other's fault: if a gathered call fails for an
 `GroupedClaims` does so for claims of one operator: as many tasks are picked as the workers have
 room for together, and given to them in the order in which they came, each with its worker's own
 name, leases and tokens. Claims in batches, or of one job, are made by themselves. If nothing
-can be signed the whole claim is undone, and each is made by itself. An operator has a lane only
+can be signed the whole claim is undone, and each is made by itself; so it is if one of them is
+repeated, whose answer was lost (`lifecycle.RepeatedClaim`). An operator has a lane only
 while somebody waits for it. Called by `worker_endpoints`.
 """
 
@@ -183,6 +184,7 @@ class _Place:
     """Room of a worker for one task."""
 
     worker: str
+    claim_id: str | None
 
 
 _Claims = GroupCommit[_Place, ClaimedTask | None]
@@ -196,14 +198,16 @@ class GroupedClaims:
         self._issuer = issuer
         self._operators: dict[str, _Claims] = {}
 
-    async def __call__(self, operator: str, *, worker: str, limit: int) -> list[ClaimedTask]:
+    async def __call__(
+        self, operator: str, *, worker: str, limit: int, claim_id: str | None = None
+    ) -> list[ClaimedTask]:
         """Claim the next tasks of an operator: `limit` at most."""
         gathering = self._operators.get(operator)
         if gathering is None:
             call = partial(self._claim, operator)
             gathering = GroupCommit(call, key=id, items_max=self._issuer.claims_max)
             self._operators[operator] = gathering
-        places = [_Place(worker) for _ in range(min(limit, self._issuer.claims_max))]
+        places = [_Place(worker, claim_id) for _ in range(min(limit, self._issuer.claims_max))]
         try:
             found = await gathering(places)
         finally:
@@ -213,4 +217,9 @@ class GroupedClaims:
 
     async def _claim(self, operator: str, places: Sequence[_Place]) -> Sequence[ClaimedTask | None]:
         workers = [each.worker for each in places]
-        return await self._tasks.claim_for(operator, workers, issue=self._issuer.tokens_for)
+        return await self._tasks.claim_for(
+            operator,
+            workers,
+            claim_ids=[each.claim_id for each in places],
+            issue=self._issuer.tokens_for,
+        )

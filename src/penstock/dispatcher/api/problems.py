@@ -42,6 +42,7 @@ _TITLES: Final = {
     TaskRefusalReason.DIFFERENT: "This attempt of task {task} has ended with something else.",
     TaskRefusalReason.OUTPUTS: "Task {task} may not publish these outputs.",
     TaskRefusalReason.SCHEMA: "What task {task} has made has columns that its dataset cannot take.",
+    TaskRefusalReason.UNDECLARED: "What task {task} has made has columns that are not declared.",
     TaskRefusalReason.MOVED: "Task {task} merged with a revision that is no longer published.",
     TaskRefusalReason.NOT_DEAD: "Task {task} is {status}, and only dead tasks are replayed.",
 }

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.dispatcher.api.auth import note_refused
+from penstock.dispatcher.api.auth import EXPIRED, note_refused
 from penstock.dispatcher.api.context import ApiContext
 from penstock.dispatcher.api.endpoints import ApiCall, ApiEndpoint, HttpReply, RequiredProof
 from penstock.dispatcher.api.problems import conflict
@@ -68,11 +68,20 @@ async def run_task_query(parts: ApiContext, call: ApiCall) -> Answer | HttpReply
 
 
 async def begin_query(parts: ApiContext, call: ApiCall) -> Answer:
-    """Say what a query may read, and note it."""
+    """Say what a query may read, and note it, also if its token has expired while it waited."""
     ask: QueryBeginAsk = call.ask
     claims = call.claims
     assert claims is not None, "the endpoint's proof is QUERY"
+    try:
+        await parts.issuer.verify(call.token, audience=claims.aud, is_expiry_judged=True)
+    except TokenRefused as error:
+        note_refused(parts, call, reason=error.kind, claims=claims)
+        if error.kind == EXPIRED:
+            reason = ask.refusal or error.message
+            await parts.queries.refused(ask, claims, reason, is_expired=True)
+        raise
     if (problem := await _over(parts, call)) is not None:
+        await parts.queries.refused(ask, claims, ask.refusal or problem.title)
         return problem
     try:
         return await parts.queries.begin(ask, claims)
@@ -146,12 +155,12 @@ INTERNAL: Final = (
     ApiEndpoint(
         "POST",
         "/internal/query/begin",
-        "Begin a query: what it may read",
+        "Begin a query: authorize it and list its files",
         begin_query,
         ask=QueryBeginAsk,
         answer=QueryBeginAnswer,
         problems=(404, 409),
-        proof=RequiredProof.QUERY,
+        proof=RequiredProof.QUERY_END,
     ),
     ApiEndpoint(
         "POST",

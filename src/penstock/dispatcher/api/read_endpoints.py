@@ -43,6 +43,7 @@ async def status(parts: ApiContext, _: ApiCall) -> Answer:
         outbox_parked=parked,
         workers=seen.workers,
         backfills=[each for each in plans.backfills if each.state in _OPEN],
+        tables=seen.tables,
     )
 
 

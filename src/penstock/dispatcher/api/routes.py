@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from penstock.dispatcher.api import (
+    buffer_endpoints,
     catalog_endpoints,
     control_endpoints,
     dag_endpoints,
@@ -67,6 +68,7 @@ PROBES: Final = (
 INTERNAL: Final = (
     *key_endpoints.INTERNAL,
     *query_endpoints.INTERNAL,
+    *buffer_endpoints.INTERNAL,
     ApiEndpoint(
         "POST",
         "/internal/hello",
@@ -413,6 +415,7 @@ _ALL: Final = (
     *key_endpoints.PUBLIC,
     *read_endpoints.PUBLIC,
     *query_endpoints.PUBLIC,
+    *buffer_endpoints.PUBLIC,
 )
 # Who may look at the console may ask for the same: whatever is asked by GET changes nothing.
 PUBLIC: Final = tuple(

@@ -236,11 +236,16 @@ class HttpServer(Service):
         self._listeners = listeners
         self._clock = clock or SystemClock()
         self._ports: dict[str, int] = {}
+        self._most: dict[str, int] = {}
         self._running: list[tuple[_Server, asyncio.Task[None]]] = []
 
     def port(self, name: str) -> int:
         """The port that a listener answers on."""
         return self._ports[name]
+
+    def connections_max(self, name: str) -> int:
+        """How many connections a listener has at most, by the files of this process too."""
+        return self._most[name]
 
     def url(self, name: str) -> str:
         """The address of a listener as this machine reaches it."""
@@ -263,6 +268,7 @@ class HttpServer(Service):
         for each, opened, connections_max in zip(self._listeners, sockets, most, strict=True):
             server = _Server(_config(each.app, connections_max=connections_max))
             task = loop.create_task(server.serve([opened]), name=f"listener {each.name}")
+            self._most[each.name] = connections_max
             self._ports[each.name] = opened.getsockname()[1]
             self._running.append((server, task))
         async with asyncio.timeout(_START_SECONDS_MAX):

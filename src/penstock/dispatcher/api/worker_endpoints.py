@@ -54,7 +54,7 @@ from penstock.dispatcher.capabilities.credentials import MintedCredentials
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection
 from penstock.dispatcher.tasks.completion import AttemptReport
-from penstock.dispatcher.tasks.lifecycle import BATCH_MAX
+from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, UNACKNOWLEDGED_SECONDS
 from penstock.dispatcher.tasks.model import (
     AttemptEnd,
     ClaimedTask,
@@ -205,8 +205,8 @@ async def claim(parts: ApiContext, call: ApiCall) -> Answer:
     if (ask.task_id is None) == (ask.operator is None):
         return malformed("A claim names a task or an operator, and not both.", field="task_id")
     if ask.task_id is not None:
-        if ask.job is not None or ask.limit != 1 or ask.in_batches:
-            told = "`job`, `limit` and `in_batches` are for claims of an operator."
+        if ask.job is not None or ask.limit != 1 or ask.in_batches or ask.claim_id is not None:
+            told = "`job`, `limit`, `in_batches` and `claim_id` are for claims of an operator."
             return malformed(told, field="task_id")
         # A function has the name of its operator.
         worker = None if call.claims is not None else call.worker
@@ -223,8 +223,10 @@ async def claim(parts: ApiContext, call: ApiCall) -> Answer:
         return ClaimAnswer(tasks=[_assignment(found, parts)])
     assert ask.operator is not None, "looked at above"
     if ask.job is None and not ask.in_batches and 1 <= ask.limit <= BATCH_MAX:
-        gathered = await parts.claim(ask.operator, worker=call.worker, limit=ask.limit)
-        return ClaimAnswer(tasks=[_assignment(each, parts) for each in gathered])
+        gathered = await parts.claim(
+            ask.operator, worker=call.worker, limit=ask.limit, claim_id=ask.claim_id
+        )
+        return ClaimAnswer(tasks=_assignments(gathered, parts, claim_id=ask.claim_id))
     job_id = None
     if ask.job is not None:
         job_id = await parts.views.job_id(ask.job)
@@ -238,8 +240,9 @@ async def claim(parts: ApiContext, call: ApiCall) -> Answer:
         in_batches=ask.in_batches,
         issue=parts.issuer.tokens_for,
         tasks_max=parts.issuer.claims_max,
+        claim_id=ask.claim_id,
     )
-    return ClaimAnswer(tasks=[_assignment(each, parts) for each in claimed])
+    return ClaimAnswer(tasks=_assignments(claimed, parts, claim_id=ask.claim_id))
 
 
 async def heartbeat(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
@@ -279,8 +282,29 @@ async def complete(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
         (parts.kick_after_ends or parts.kick)()
     body, status = results_answer(answered(proofs, [_end(each) for each in found]))
     if isinstance(body, ResultsAnswer):
-        body.claimed_of, body.claimed = await _claim_next(parts, call, ask)
+        is_again = any(isinstance(each, AttemptEnd) and each.is_again for each in found)
+        claimed = (await _claimed_before(parts, call, ask)) if is_again else ("", [])
+        body.claimed_of, body.claimed = (
+            claimed if claimed[0] else await _claim_next(parts, call, ask)
+        )
     return HttpReply(body, status)
+
+
+async def _claimed_before(
+    parts: ApiContext, call: ApiCall, ask: CompleteAsk
+) -> tuple[str, list[Assignment]]:
+    """What the same report has claimed, if its answer was lost."""
+    if ask.claim_id is None or not call.worker:
+        return "", []
+    try:
+        found = await parts.tasks.claim_again(
+            ask.claim_id, worker=call.worker, issue=parts.issuer.tokens_for
+        )
+    except PenstockError as error:
+        _log.warning("ends were taken, and what was claimed with them is not known: %s", error)
+        return "", []
+    operator = found[0].operator if found else ""
+    return operator, _assignments(found, parts, claim_id=ask.claim_id)
 
 
 async def _claim_next(
@@ -299,11 +323,13 @@ async def _claim_next(
     if not operator:
         return "", []
     try:
-        found = await parts.claim(operator, worker=call.worker, limit=limits[operator])
+        found = await parts.claim(
+            operator, worker=call.worker, limit=limits[operator], claim_id=ask.claim_id
+        )
         taken = _left(taken, len(found))
-        return operator, [_assignment(each, parts) for each in found]
+        return operator, _assignments(found, parts, claim_id=ask.claim_id)
     except PenstockError as error:
-        _log.warning("ends were taken, and nothing could be claimed with them: %s", error)
+        _log.warning("failed to claim tasks with accepted completions: %s", error)
         return "", []
     finally:
         parts.announcer.give_back(taken)
@@ -338,13 +364,23 @@ def _why_not(parts: ApiContext, call: ApiCall, ask: EndAsk, claims: Claims) -> s
     return why
 
 
-def _assignment(claimed: ClaimedTask, parts: ApiContext) -> Assignment:
+def _assignments(
+    claimed: Iterable[ClaimedTask], parts: ApiContext, *, claim_id: str | None
+) -> list[Assignment]:
+    seconds = 0.0 if claim_id is None else UNACKNOWLEDGED_SECONDS
+    return [_assignment(each, parts, acknowledge_seconds=seconds) for each in claimed]
+
+
+def _assignment(
+    claimed: ClaimedTask, parts: ApiContext, *, acknowledge_seconds: float = 0.0
+) -> Assignment:
     return Assignment(
         task_id=claimed.task_id,
         attempt=claimed.attempt,
         lease_token=claimed.lease_token,
         lease_expires_at=claimed.lease_expires_at,
         heartbeat_seconds=claimed.heartbeat_ms / 1000,
+        acknowledge_seconds=acknowledge_seconds,
         timeout_seconds=claimed.timeout_ms / 1000,
         job=claimed.job,
         # What is run; what it is claimed as has the queue in its name too.

@@ -17,6 +17,7 @@
 | an output that is merged | to read the folder of its partition, and what was kept in that |
 | one that is both | to read the folder of its generation: any partition may be one of its own |
 | the attempt itself | to read and write its scratch folder |
+| what its job `buffers` | to publish batches of rows into that dataset |
 
 Deny by default: what cannot be named in the one spelling of `penstock.tokens.scopes`, or is not
 below the folder of its own dataset, is not granted. An input of more than `FOLDERS_MAX` folders
@@ -119,7 +120,8 @@ def grants_of(claimed: ClaimedTask, root: Root) -> Grants:
     )
     scratch = str(root.folder(scratch_prefix(folder)))
     write: list[WriteGrant] = []
-    taken = len(scratch)
+    buffers = tuple(_buffers(claimed))
+    taken = len(scratch) + sum(len(each) + _QUOTE_BYTES for each in buffers)
     for each in _writes(claimed, root, folder):
         taken += _GRANT_BYTES + len(each.prefix)
         if taken > WRITES_BYTES_MAX:
@@ -127,7 +129,7 @@ def grants_of(claimed: ClaimedTask, root: Root) -> Grants:
         write.append(each)
     reads = [*_merges(claimed, root), *_reads(claimed, root)]
     read = _fitted(reads, room=GRANTS_BYTES_MAX - taken)
-    return Grants(read=read, write=tuple(write), scratch=scratch)
+    return Grants(read=read, write=tuple(write), scratch=scratch, buffers=buffers)
 
 
 def check_outputs(dag: Dag, root: Root) -> None:
@@ -156,6 +158,13 @@ def check_outputs(dag: Dag, root: Root) -> None:
                     f" room for the folders of {named} of them.",
                     hint="Make several jobs of it.",
                 )
+
+
+def _buffers(claimed: ClaimedTask) -> Iterator[str]:
+    uuids = _mapping(claimed.definition.get("datasets"))
+    for each in _list(claimed.definition.get("buffers")):
+        if isinstance(uuid := uuids.get(each), str):
+            yield uuid
 
 
 def _writes(claimed: ClaimedTask, root: Root, folder: str) -> Iterator[WriteGrant]:

@@ -32,6 +32,7 @@ import msgspec
 
 from penstock.datasets.iceberg.files import TableFile
 from penstock.datasets.iceberg.manifests import (
+    EntryStatus,
     ManifestEntry,
     ManifestFile,
     entries_of,
@@ -43,10 +44,11 @@ from penstock.datasets.iceberg.manifests import (
     write_manifest_list,
 )
 from penstock.datasets.iceberg.metadata import MAIN, metadata_json
+from penstock.datasets.iceberg.schemas import clash
 from penstock.datasets.layout import DATASETS, part
 from penstock.dispatcher.catalog.scan_planner import PartRow, ScanPlanner, Unreadable
 from penstock.dispatcher.catalog.tables import CatalogTable, MadeSnapshot, Tables
-from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
+from penstock.dispatcher.database.pool import Connection, Database, query
 from penstock.dispatcher.datasets.sweeper import GRACE_SECONDS
 from penstock.dispatcher.metrics import take_turn
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
@@ -68,6 +70,16 @@ _SWEEP_TURN: Final = "table files: sweep"
 _FOLDER: Final = "metadata"
 
 
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """Manifests that became part of another one, with what they still had."""
+
+    sources: Sequence[str]
+    written: str
+    places: Sequence[tuple[str, str]]
+    """Keys of partitions, each with a folder that is perhaps that of a part."""
+
+
 @dataclass
 class _Work:
     """What is to be written of one snapshot."""
@@ -79,8 +91,7 @@ class _Work:
     removed: list[PartRow] = field(default_factory=list)
     owners: dict[str, list[PartRow]] = field(default_factory=dict)
     """The parts of a new manifest, by its location."""
-    moved: list[tuple[str, str]] = field(default_factory=list)
-    """Manifests that became part of others, and of which."""
+    moved: list[_Moved] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
 
 
@@ -150,6 +161,8 @@ class MetadataWriter:
         self, table: CatalogTable, made: MadeSnapshot, base: MadeSnapshot | None
     ) -> None:
         work = _Work(table, made, base)
+        if _is_grown(table, base):
+            await self._check(table, made)
         asked = {
             "dataset": table.uuid,
             "generation": made.generation,
@@ -169,6 +182,16 @@ class MetadataWriter:
         if made.branch == MAIN:
             await self._put_metadata(table, made, location)
         await self._database.transact(lambda one: _note(one, work, location, asked))
+
+    async def _check(self, table: CatalogTable, made: MadeSnapshot) -> None:
+        """Read what stays too: a name may mean something else in it. Raises `Unreadable`."""
+        after = ("", "")
+        for _ in range(0, PARTS_MAX, _CHUNK):
+            rows = await self._planner.parts(table, made, after=after, limit=_CHUNK)
+            await self._planner.owned(table, table.schema(made.schema_id), rows)
+            if len(rows) < _CHUNK:
+                break
+            after = (rows[-1].partition_key, rows[-1].location)
 
     async def _manifests(self, work: _Work) -> list[ManifestFile]:
         """The manifests of a snapshot; those that are new are written."""
@@ -208,7 +231,9 @@ class MetadataWriter:
             )
             parts = {id(owners[one.location]): owners[one.location] for one in each.added}
             work.owners[location] = list(parts.values())
-            work.moved += [(source.location, location) for source in each.sources]
+            if each.sources:
+                sources = [source.location for source in each.sources]
+                work.moved.append(_Moved(sources, location, _places(table, entries)))
         kept = {each.location for each in plan.kept}
         work.replaced = [each.location for each in held if each.location not in kept]
         return manifests
@@ -270,11 +295,10 @@ class MetadataWriter:
         """Remove files that no snapshot names that is kept; how many."""
         removed = 0
         after = ""
-        while names := await self._tables.names(after=after, only=None, limit=_TABLES_MAX):
-            after = names[-1]
-            for name in names:
-                for row in await self._rows("find_table", {"name": name}):
-                    removed += await self._sweep(name, row["uuid"])
+        while rows := await self._rows("tables_to_sweep", {"after": after, "limit": _TABLES_MAX}):
+            after = rows[-1]["name"]
+            for row in rows:
+                removed += await self._sweep(row["name"], row["uuid"])
         return removed
 
     async def _sweep(self, name: str, dataset: str) -> int:
@@ -305,7 +329,7 @@ class MetadataWriter:
         return removed
 
     async def _rows(self, statement: str, asked: Mapping[str, object]) -> list[dict[str, Any]]:
-        return await self._database.transact(lambda one: fetch_rows(one, statement, asked))
+        return await self._database.fetch(statement, asked)
 
 
 async def _note(
@@ -323,8 +347,14 @@ async def _note(
     if work.base is None:
         await ask("note_anew")
     await ask("note_manifests", replaced=work.replaced, written=list(work.owners))
-    for source, written in work.moved:
-        await ask("note_moved", source=source, written=written)
+    for each in work.moved:
+        await ask(
+            "note_moved",
+            sources=each.sources,
+            written=each.written,
+            keys=[key for key, _ in each.places],
+            folders=[folder for _, folder in each.places],
+        )
     for written, rows in work.owners.items():
         await ask(
             "note_entries",
@@ -358,20 +388,40 @@ def _list_of(location: str) -> str | None:
 
 def _base(table: CatalogTable, made: MadeSnapshot) -> MadeSnapshot | None:
     """The newest snapshot of the same generation that is written."""
-    for each in table.snapshots:
+    for each in table.made:
         if each.generation == made.generation and each.manifest_list is not None:
             return each if each.id < made.id else None
     return None
 
 
+def _is_grown(table: CatalogTable, base: MadeSnapshot | None) -> bool:
+    """Whether a name has another meaning now than in the base."""
+    return base is not None and clash(table.schema(base.schema_id), table.current) is not None
+
+
 def _changes(table: CatalogTable, made: MadeSnapshot, base: MadeSnapshot | None) -> int:
-    """How many parts are new in a snapshot, or gone, since its base; nearly."""
-    if base is None:
+    """How many parts are read for a snapshot: nearly those that came or went since its base."""
+    if base is None or _is_grown(table, base):
         return made.parts
     return sum(
         each.added + each.removed
-        for each in table.snapshots
+        for each in table.made
         if each.generation == made.generation and base.id < each.id <= made.id
+    )
+
+
+def _places(table: CatalogTable, entries: Iterable[ManifestEntry]) -> list[tuple[str, str]]:
+    """Where the parts may be whose files were in a manifest before and still are."""
+    # A part has three folders at least below the dataset.
+    least = table.location.count("/") + 3
+    return sorted(
+        {
+            (str((*each.file.partition, None)[0] or ""), folder)
+            for each in entries
+            if each.status is EntryStatus.EXISTING
+            for folder in _above(each.file.location)
+            if folder.count("/") >= least or not folder.startswith(table.location)
+        }
     )
 
 

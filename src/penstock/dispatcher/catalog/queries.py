@@ -6,9 +6,11 @@ for others everything. All datasets of a query are read by one statement, so of 
 `at`, as the latest snapshot of each shows them that is not after that. What is begun, and what is
 refused, is a row of `query_log` before the service gets an answer; `end` completes the row, once.
 
-The ticket of a query is random, known to the service alone, and stored as a digest: nobody else
-can say what became of a query. A service that is killed leaves rows without an end. Old rows are
-removed by `dispatcher.retention`. Called by the API.
+The ticket of a query is random, made by the service and known to it alone, and stored as a digest:
+nobody else can say what became of a query, and a begin whose answer was lost may be repeated. A
+service that is killed leaves rows without an end, which are lost when their time is over: the
+service has said how long the query may take. Old rows are removed by `dispatcher.retention`. Called
+by the API.
 
 `QueryRelay` is the way to the query service (`penstock.query`) from both listeners and the console.
 """
@@ -26,12 +28,13 @@ import msgspec
 
 from penstock.datasets.schema import is_hidden
 from penstock.dispatcher.catalog.snapshots import Snapshots, moment_of
-from penstock.dispatcher.database.pool import Connection, Database, query
+from penstock.dispatcher.database.pool import Database
 from penstock.dispatcher.tasks.rows import storable
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, TokenRefused
 from penstock.protocol.datasets import ColumnAnswer
 from penstock.protocol.queries import (
+    QUERY_LESS_HINT,
     QUERY_PARTS_MAX,
     QUERY_SECONDS_MAX,
     SQL_CHARACTERS_MAX,
@@ -73,18 +76,31 @@ class Queries:
         if len(ask.sql) > SQL_CHARACTERS_MAX:
             raise InvalidInput(f"The query has more than {SQL_CHARACTERS_MAX:,} characters.")
         if ask.refusal is not None:
-            ticket, number = await self._note(ask, claims, [], refusal=ask.refusal)
-            return QueryBeginAnswer(ticket=ticket, id=number, tables=[])
+            noted = await self.refused(ask, claims, ask.refusal)
+            return QueryBeginAnswer(ticket=ask.ticket or "", id=noted, tables=[])
         try:
             rows = await self._found(ask, claims)
             tables = [_table(each) for each in rows]
             _check_size(tables)
         except (TokenRefused, InvalidInput) as error:
-            await self._note(ask, claims, [], refusal=error.message)
+            await self.refused(ask, claims, error.message)
             raise
-        ticket, number = await self._note(ask, claims, tables)
+        ticket = ask.ticket or new_id(self._entropy, characters=_TICKET_CHARACTERS)
+        number = await self._note(ask, claims, tables, ticket=ticket)
+        if number is None:
+            raise InvalidInput("This query has ended already, or is of somebody else.")
         moment = rows[0]["moment"] if rows else None
         return QueryBeginAnswer(ticket=ticket, id=number, tables=tables, moment=moment)
+
+    async def refused(
+        self, ask: QueryBeginAsk, claims: Claims, reason: str, *, is_expired: bool = False
+    ) -> int:
+        """Note that a query is not run; the number of the row, or 0 if it is too late for one."""
+        ticket = new_id(self._entropy, characters=_TICKET_CHARACTERS)
+        number = await self._note(
+            ask, claims, [], ticket=ticket, refusal=reason, is_expired=is_expired
+        )
+        return number or 0
 
     async def end(self, ask: QueryEndAsk, claims: Claims) -> bool:
         """Note what became of a query; False if that was done before."""
@@ -195,32 +211,33 @@ class Queries:
         claims: Claims,
         tables: Sequence[QueryTable],
         *,
+        ticket: str,
         refusal: str | None = None,
-    ) -> tuple[str, int]:
-        ticket = new_id(self._entropy, characters=_TICKET_CHARACTERS)
+        is_expired: bool = False,
+    ) -> int | None:
         is_task = claims.aud == TASK_AUDIENCE
         read = [
             {"name": each.name, "generation": each.generation, "parts": len(each.parts)}
             | ({} if each.snapshot is None else {"snapshot": each.snapshot})
             for each in tables
         ]
-        (row,) = await self._rows(
+        rows = await self._rows(
             "begin_query",
             ticket=_digest(ticket),
             caller=claims.sub,
             task_id=claims.task_id if is_task else None,
             attempt=claims.attempt if is_task else None,
-            sql=storable(ask.sql),
+            sql=storable(ask.sql[:SQL_CHARACTERS_MAX]),
+            service=ask.service,
+            seconds=ask.seconds,
+            expired=claims.exp if is_expired else None,
             datasets=json.dumps(read),
             reason=None if refusal is None else storable(refusal[:_REASON_CHARACTERS_MAX]),
         )
-        return ticket, row["id"]
+        return int(rows[0]["id"]) if rows else None
 
     async def _rows(self, statement: str, /, **asked: object) -> list[dict[str, Any]]:
-        async def work(connection: Connection) -> list[dict[str, Any]]:
-            return await (await connection.execute(query(statement), asked)).fetchall()
-
-        return await self._database.transact(work)
+        return await self._database.rows(statement, asked)
 
 
 def _table(row: dict[str, Any]) -> QueryTable:
@@ -256,7 +273,7 @@ def _check_size(tables: Sequence[QueryTable]) -> None:
         raise InvalidInput(
             f"The query reads {parts:,} parts of datasets, and at most {QUERY_PARTS_MAX:,} are"
             " allowed.",
-            hint="Add a condition on `partition_key`, or run it as a Spark job.",
+            hint=QUERY_LESS_HINT,
         )
 
 

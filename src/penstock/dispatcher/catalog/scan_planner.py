@@ -42,7 +42,7 @@ from penstock.datasets.layout import (
     place_of,
 )
 from penstock.datasets.manifest import Manifest, decode, digest
-from penstock.dispatcher.catalog.tables import CatalogTable, MadeSnapshot
+from penstock.dispatcher.catalog.tables import NO_COLUMNS, CatalogTable, MadeSnapshot
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.kernel.errors import Damaged, InvalidInput
 from penstock.store.base import ObjectStore, find
@@ -245,6 +245,11 @@ def files_of(
     """The data files of a part. Raises `Unreadable` if they are none of a table."""
     if (why := misread(manifest.columns, table.current)) is not None:
         raise Unreadable(f"The snapshot cannot be read: {why}")
+    if not manifest.columns and any(each.rows for each in manifest.files):
+        # A file with a column that nobody is told of makes clients fail on all of the table.
+        raise Unreadable(
+            f"The columns of the files at {row.location} are not known.", hint=NO_COLUMNS
+        )
     partition = _partition(row, table)
     made = []
     for each in manifest.files:

@@ -121,11 +121,13 @@ class Snapshots:
         None if nothing is new, if the last one is too young, or if somebody else is making one.
         """
 
+        asked = {"dataset": dataset, "seconds": self._pace_seconds}
+        # Mostly there is nothing, and no lock is needed to see that.
+        (found,) = await self._database.fetch("is_snapshot_due", asked)
+        if not found["is_due"]:
+            return []
+
         async def work(connection: Connection) -> Sequence[int]:
-            asked = {"dataset": dataset, "seconds": self._pace_seconds}
-            # Mostly there is nothing, and no lock is needed to see that.
-            if not (await _one(connection, "is_snapshot_due", asked))["is_due"]:
-                return []
             if not (await _one(connection, "hold_table", asked))["is_held"]:
                 return []
             if not (await _one(connection, "is_snapshot_due", asked))["is_due"]:
@@ -138,8 +140,9 @@ class Snapshots:
         """Make what nobody has asked for, and forget what is old; the seconds until the next."""
         pace = self._quiet_seconds / 4
         if await take_turn(self._database, _TURN, seconds=pace / 2):
-            for dataset in await self._database.transact(self._quiet):
-                await self.make(dataset)
+            asked = {"seconds": self._quiet_seconds, "limit": _DATASETS_MAX}
+            for row in await self._database.fetch("datasets_to_snapshot", asked):
+                await self.make(row["dataset"])
         if await take_turn(self._database, _FORGET_TURN, seconds=_FORGET_SECONDS):
             await self.forget()
         return pace
@@ -186,18 +189,14 @@ class Snapshots:
                     break
         return forgotten
 
-    async def _quiet(self, connection: Connection) -> Sequence[str]:
-        asked = {"seconds": self._quiet_seconds, "limit": _DATASETS_MAX}
-        return [
-            row["dataset"] for row in await fetch_rows(connection, "datasets_to_snapshot", asked)
-        ]
-
 
 async def _make(connection: Connection, dataset: str) -> Sequence[int]:
     made = await fetch_rows(connection, "assign_snapshots", {"dataset": dataset})
     for each in made:
         schema = await _schema(connection, dataset, each["generation"])
         asked = {"dataset": dataset, **each, "schema": schema, "operation": _operation(each)}
+        if each["parts"] is None:
+            asked |= await _one(connection, "count_parts", asked)
         await connection.execute(query("add_snapshot"), asked)
     return [each["id"] for each in made]
 
@@ -224,7 +223,8 @@ async def _schema(connection: Connection, dataset: str, generation: str) -> int:
 
 def _operation(made: Mapping[str, Any]) -> str:
     if made["is_moved"] or (made["added"] and made["removed"]):
-        return "overwrite"
+        is_rewritten = made["is_rewritten"] and not made["is_moved"]
+        return "replace" if is_rewritten else "overwrite"
     return "delete" if made["removed"] else "append"
 
 
@@ -303,7 +303,7 @@ class History:
             raise _not_kept(name, str(found["id"]))
 
     async def _rows(self, statement: str, /, **asked: object) -> Sequence[Any]:
-        return await self._database.transact(lambda one: fetch_rows(one, statement, asked))
+        return await self._database.rows(statement, asked)
 
 
 def _not_kept(name: str, moment: str) -> InvalidInput:

@@ -2,12 +2,15 @@
 
 A table is a dataset that readers read something of: its current generation has columns, and
 Iceberg has types for them. Each generation's columns are schemas of the one table, by field ids
-that mean the same for ever (`penstock.datasets.iceberg.schemas`). Files are read by the names of
-their columns, so snapshots of an earlier generation that has a name with another meaning are not
-told of any more. Where there are partitions, a column of its own tells which one a row is of:
-`partition_key`, which is in no file and by which readers leave files out. A dataset that has such a
-column already calls it `_partition_key`; one that gets such a column later is no table any more,
-and says so.
+that mean the same for ever (`penstock.datasets.iceberg.schemas`). A schema that Iceberg does not
+have hides the snapshots that have it, and no others; only where none is left there is no table, and
+the reason is that of the newest. Files are read by the names of their columns, so snapshots in
+which a name has another meaning are not told of either. The meaning that counts is that of the
+newest snapshot of `main`, or, if that can be read by nobody, of the newest one that was written.
+
+Where there are partitions, a column of its own tells which one a row is of: `partition_key`, which
+is in no file and by which readers leave files out. A dataset that has such a column already calls
+it `_partition_key`; of one that gets such a column later nothing newer is told.
 
 Reading makes a snapshot of what is new first, so that a reader finds what it has just published,
 unless one was made within the second. Each question is some short statements. Called by the API.
@@ -18,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -44,8 +48,14 @@ from penstock.dispatcher.database.pool import Connection, Database, fetch_rows
 from penstock.kernel.errors import InvalidInput
 
 BUILDING: Final = "building"
+NO_COLUMNS: Final = (
+    "That is so of what is no Parquet, of types without an equal, such as a time of day or a"
+    " duration, of more than 1,000 columns, and of files of one output whose columns do not fit."
+)
 SNAPSHOTS_MAX: Final = 1000
 """How many snapshots of a table are told of."""
+_PAGE: Final = 1000
+_PAGES_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +91,10 @@ class CatalogTable:
     location: str
     schemas: Sequence[TableSchema]
     spec: PartitionSpec
+    made: Sequence[MadeSnapshot]
+    """All that are there, the newest first."""
     snapshots: Sequence[MadeSnapshot]
-    """The newest first."""
+    """Of these what can be read as the table that it is now."""
     loaded_at: float
     """By the database's clock."""
 
@@ -152,7 +164,7 @@ class CatalogTable:
         what is named alone, with the parents that they have among all.
         """
         written = self._written()
-        tags = refs_of(self.snapshots)
+        tags = refs_of(self.made)
         refs = {
             name: each
             for name, each in refs_of(written).items()
@@ -200,13 +212,20 @@ class Tables:
         self.snapshots = snapshots or Snapshots(database)
 
     async def names(self, *, after: str, only: frozenset[str] | None, limit: int) -> Sequence[str]:
-        """The names of tables, after this one."""
-        asked = {"after": after, "limit": limit, "only": None if only is None else sorted(only)}
-
-        async def work(connection: Connection) -> Sequence[str]:
-            return [row["name"] for row in await fetch_rows(connection, "table_names", asked)]
-
-        return await self._database.transact(work)
+        """The names of tables, after this one; of what `load` would refuse by its schema none."""
+        names: list[str] = []
+        for _ in range(_PAGES_MAX):
+            asked = {
+                "after": after,
+                "limit": _PAGE,
+                "only": None if only is None else sorted(only),
+            }
+            rows = await self._database.transact(partial(_names, asked=asked))
+            names += [each["name"] for each in rows if each["is_written"] or _is_table(each)]
+            if len(rows) < _PAGE or len(names) >= limit:
+                break
+            after = rows[-1]["name"]
+        return names[:limit]
 
     async def load(
         self, name: str, *, is_new: bool = True, snapshot: int | None = None
@@ -233,27 +252,26 @@ class Tables:
 
         schemas, snapshots = await self._database.transact(work)
         made = [MadeSnapshot(**row) for row in snapshots]
-        try:
-            of, spec = _schemas(schemas)
-        except InvalidInput as error:
-            said = f"{error.message} {error.hint}".strip()
-            return f"The dataset {name!r} cannot be read as a table: {said}"
-        known = {each.schema_id for each in of}
-        made = [each for each in made if each.schema_id in known]
-        main = next((each for each in made if each.branch == MAIN), None)
+        of, spec, refused = _schemas(schemas)
+        known = {each.schema_id: each for each in of}
+        fit = [each for each in made if each.schema_id in known]
+        main = next((each for each in fit if each.branch == MAIN), None)
         if main is None:
-            return f"The dataset {name!r} is no table yet: nothing with columns is published of it."
+            newest = next((each for each in made if each.branch == MAIN), None)
+            return _no_table(name, newest, refused)
+        if main.unfit is not None:
+            main = next((each for each in fit if each.branch == MAIN and each.manifest_list), main)
         # Files are read by the names of columns, and so by one meaning of a name.
-        current = next(each for each in of if each.schema_id == main.schema_id)
+        current = known[main.schema_id]
         unread = {each.schema_id for each in of if clash(each, current) is not None}
-        made = [each for each in made if each.schema_id not in unread]
         return CatalogTable(
             uuid=dataset,
             name=name,
             location=f"{self.root}/{DATASETS}{part(name)}",
             schemas=of,
             spec=spec,
-            snapshots=made,
+            made=made,
+            snapshots=[each for each in fit if each.schema_id not in unread],
             loaded_at=float(found[0]["now_seconds"]),
         )
 
@@ -289,9 +307,27 @@ def _told(written: Sequence[MadeSnapshot]) -> Iterator[TableSnapshot]:
         before[line] = made.id
 
 
-def _schemas(rows: Sequence[Mapping[str, Any]]) -> tuple[list[TableSchema], PartitionSpec]:
-    """The schemas of a table that have columns, and how it is partitioned."""
+async def _names(connection: Connection, asked: Mapping[str, object]) -> Sequence[dict[str, Any]]:
+    return await fetch_rows(connection, "table_names", asked)
+
+
+def _is_table(row: Mapping[str, Any]) -> bool:
+    return any(_schemas([each])[0] for each in row["schemas"])
+
+
+def _no_table(name: str, newest: MadeSnapshot | None, refused: Mapping[int, str]) -> str:
+    if newest is None or not (newest.files or newest.schema_id in refused):
+        return f"The dataset {name!r} is no table yet: nothing with columns is published of it."
+    why = refused.get(newest.schema_id, f"The columns of its files are not known. {NO_COLUMNS}")
+    return f"The dataset {name!r} cannot be read as a table: {why}"
+
+
+def _schemas(
+    rows: Sequence[Mapping[str, Any]],
+) -> tuple[list[TableSchema], PartitionSpec, Mapping[int, str]]:
+    """The schemas of a table that have columns, how it is partitioned, and why others are none."""
     made: list[TableSchema] = []
+    refused: dict[int, str] = {}
     spec = PartitionSpec()
     for row in rows:
         every = msgspec.convert(row["columns"], list[Column])
@@ -301,6 +337,11 @@ def _schemas(rows: Sequence[Mapping[str, Any]]) -> tuple[list[TableSchema], Part
         extra = []
         if (name := row["partition_column"]) is not None:
             extra.append(partition_field(name, doc="The partition that the row is published in."))
+        try:
+            made.append(schema_of(columns, schema_id=row["id"], extra=extra, earlier=made))
+        except InvalidInput as error:
+            refused[row["id"]] = f"{error.message} {error.hint}".strip()
+            continue
+        if extra:
             spec = PartitionSpec(1, (PartitionField(extra[0], PARTITION_ID_MIN),))
-        made.append(schema_of(columns, schema_id=row["id"], extra=extra, earlier=made))
-    return made, spec
+    return made, spec, refused

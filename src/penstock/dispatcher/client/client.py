@@ -30,7 +30,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.dispatcher.client.dag_source import dag_source
+from penstock.dispatcher.client.dag_files import dag_source
 from penstock.dispatcher.client.waiter import (
     WAIT_SECONDS,
     IdleCheck,
@@ -56,6 +56,7 @@ from penstock.protocol.dags import (
     VersionsAnswer,
 )
 from penstock.protocol.datasets import (
+    BuffersAnswer,
     DatasetChangesAnswer,
     DatasetDetail,
     MaintainAnswer,
@@ -65,8 +66,13 @@ from penstock.protocol.datasets import (
     ReadTokenAnswer,
     ReadTokenAsk,
     ReadTokensAnswer,
+    RebuildTableAnswer,
     RefreshAnswer,
     RefreshAsk,
+    RejectedAnswer,
+    RejectedAsk,
+    RejectedDoneAnswer,
+    RejectedPlace,
     RemoveTokenAnswer,
     RemoveTokenAsk,
     SnapshotAnswer,
@@ -258,6 +264,23 @@ class ClientOperations:
         ask = OutboxRetryAsk(ids=list(ids))
         return await self._connection.send("/v1/outbox/retry", OutboxRetryAnswer, ask)
 
+    async def buffers(self) -> BuffersAnswer:
+        """The buffered datasets, and what waits for their sinks."""
+        return await self._connection.get("/v1/buffers", BuffersAnswer)
+
+    async def rejected(self, dataset: str, *, limit: int = 100) -> RejectedAnswer:
+        """Rows that the sink of a buffered dataset has rejected, the last ones first."""
+        path = f"/v1/buffers/{_name(dataset, 'dataset')}/rejected"
+        return await self._connection.get(path, RejectedAnswer, asked={"limit": limit})
+
+    async def give_back(
+        self, dataset: str, rows: Sequence[RejectedPlace], *, is_dropped: bool = False
+    ) -> RejectedDoneAnswer:
+        """Give rejected rows back to the buffer, mended or as they were, or drop them."""
+        path = f"/v1/buffers/{_name(dataset, 'dataset')}/rejected"
+        ask = RejectedAsk(rows=list(rows), is_dropped=is_dropped)
+        return await self._connection.send(path, RejectedDoneAnswer, ask)
+
     async def datasets(self) -> DatasetsAnswer:
         """Datasets and their generations."""
         return await self._connection.get("/v1/datasets", DatasetsAnswer)
@@ -363,6 +386,11 @@ class ClientOperations:
         """Have every `current.json` say what is published; ask with `after` until that is None."""
         path = f"/v1/datasets/{_name(dataset, 'dataset')}/refresh"
         return await self._connection.send(path, RefreshAnswer, RefreshAsk(after=after))
+
+    async def rebuild_table(self, dataset: str) -> RebuildTableAnswer:
+        """Have the table of a dataset in Postgres loaded anew from what is published."""
+        path = f"/v1/datasets/{_name(dataset, 'dataset')}/rebuild-table"
+        return await self._connection.send(path, RebuildTableAnswer)
 
     async def purge(
         self, dataset: str, *, partition_keys: Sequence[str] = (), is_current: bool = False

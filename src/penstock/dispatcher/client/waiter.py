@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 from penstock.kernel.clock import Clock
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import DispatcherUnavailable, InvalidInput, NotSettled
+from penstock.protocol.base import TaskStatus
 from penstock.protocol.steering import BackfillAnswer, JobAnswer, StatusAnswer, TaskAnswer
 
 WAIT_SECONDS: Final = 3600.0
@@ -27,7 +28,7 @@ _GROWTH: Final = 1.4
 
 Seen = TypeVar("Seen")
 
-OVER: Final = ("completed", "dead", "cancelled")
+OVER: Final = (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 """What a task is when nothing more becomes of it by itself."""
 
 

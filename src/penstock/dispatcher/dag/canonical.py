@@ -43,6 +43,7 @@ from penstock.dispatcher.dag.model import (
     MaintainSpec,
     ManualSource,
     OutputSpec,
+    OutputStorage,
     Priority,
     ReadMode,
     RetryPolicy,
@@ -52,7 +53,7 @@ from penstock.dispatcher.dag.model import (
 )
 from penstock.dispatcher.dag.yaml_reader import scalar_value
 from penstock.kernel.units import bytes_text, duration_text
-from penstock.runtimes.spark.sql_tokens import sql_tokens
+from penstock.runtimes.spark.job_config import sql_tokens
 
 DEFINING: Final = (
     *("activation", "runtime", "operator", "config", "inputs", "outputs", "execution", "when"),
@@ -104,6 +105,7 @@ def plain_job(job: Job) -> Plain:
         "coalesce": job.coalesce,
         "untrusted": job.untrusted,
         "secrets": job.secrets,
+        "buffers": list(job.buffers),
         "resources": job.resources,
     }
     attributes = {name: f"{name}_ms" for name in _DURATIONS}
@@ -136,9 +138,13 @@ def definition_hash(job: Job) -> str:
 
 def _bare(job: Job) -> Job:
     """A job without what changes none of its rows: how much is kept, how its files are looked
-    after, what a file is called."""
-    outputs = tuple(replace(each, keep=None, maintain=None) for each in job.outputs)
-    config = job.config
+    after, which columns they may have and where else they are, what a file is called."""
+    outputs = tuple(
+        replace(each, keep=None, maintain=None, columns=(), storage=OutputStorage.FILES)
+        for each in job.outputs
+    )
+    # What a sink has accepted cannot be accepted anew: how it judges rows counts from now on.
+    config = {} if job.is_sink else job.config
     if job.operator == SQL_OPERATOR and "sql" in config:
         config = {name: value for name, value in config.items() if name != "sql_file"}
     return replace(job, outputs=outputs, config=config)
@@ -217,6 +223,13 @@ def _output(output: OutputSpec) -> Plain:
         said["partition_by"] = output.partition_by
     if output.maintain is not None:
         said["maintain"] = _maintain(output.maintain)
+    if output.columns:
+        # A list, for the order of a mapping is nobody's: not JSON's, and not that of Postgres.
+        said["columns"] = [{each.name: each.type} for each in output.columns]
+    if output.storage is not OutputStorage.FILES:
+        said["storage"] = output.storage.value
+    if output.buffered:
+        said["buffered"] = True
     return said
 
 
@@ -395,6 +408,8 @@ def _described(job: Job, graph: Graph) -> str:
         parts.append(f"writes {', '.join(output.dataset for output in job.outputs)}")
     if job.priority is Priority.BULK:
         parts.append("bulk")
+    if job.buffers:
+        parts.append(f"buffers {', '.join(job.buffers)}")
     if job.secrets:
         parts.append(f"secrets {', '.join(sorted(job.secrets))}")
     if job.untrusted:

@@ -8,17 +8,20 @@ one of those could not be read, `parser` leaves it out, for it would blame a job
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.dispatcher.dag.model import (
     DISPATCHER_RUNTIME,
+    SINK_OPERATOR,
     Activation,
     Dag,
     Graph,
     InputCondition,
     Job,
+    OutputSpec,
+    OutputStorage,
     PlatformOperator,
     Priority,
     ReadMode,
@@ -33,6 +36,7 @@ from penstock.kernel.units import duration_text
 HEARTBEAT_MS_MAX: Final = 86_400_000
 """A worker that may be silent for longer than a day would leave its task alone for as long."""
 _SEVERAL: Final = 2
+_VIEW_CHARACTERS_MAX: Final = 63
 """How like another a name is that was meant to be that one."""
 
 
@@ -62,6 +66,7 @@ def complaints(dag: Dag, runtimes: Runtimes | None) -> Iterator[RuleViolation]:
     yield from _bulk(dag)
     yield from _paths(dag)
     yield from _windows(dag)
+    yield from _buffers(dag)
 
 
 def _activation(job: Job) -> Iterator[RuleViolation]:
@@ -70,7 +75,7 @@ def _activation(job: Job) -> Iterator[RuleViolation]:
         if job.source is not None:
             message = "A reactive job has no `source`; write activation: source, or take it out."
             yield RuleViolation(job.name, "source", message, reads)
-        elif not job.inputs:
+        elif not job.inputs and not job.is_sink:
             message = (
                 "A reactive job has no inputs; give it `inputs`,"
                 " or write activation: source and a `source`."
@@ -191,6 +196,126 @@ def _outputs(job: Job) -> Iterator[RuleViolation]:
         yield from _partition_by(job)
     yield from _maintained(job)
     yield from _merged(job)
+    yield from _declared(job)
+    yield from _sinks(job)
+
+
+def _declared(job: Job) -> Iterator[RuleViolation]:
+    """What cannot be kept of `columns` and `storage`."""
+    for each in job.outputs:
+        said = "storage" if each.storage is OutputStorage.POSTGRES else "columns"
+        if not (each.columns or said == "storage"):
+            continue
+        if not job.runs or job.runtime == DISPATCHER_RUNTIME:
+            message = f"It makes no rows; write `{said}` where the data is made."
+            reads = ("outputs", "activation", "source", "runtime")
+            yield RuleViolation(job.name, "outputs", message, reads)
+        elif not each.columns:
+            message = (
+                f"The table of {each.name} in Postgres needs `columns`: write the names and types,"
+                " as in columns: {id: bigint}."
+            )
+            yield RuleViolation(job.name, "outputs", message, ("outputs",))
+        elif said == "storage" and len(each.dataset) > _VIEW_CHARACTERS_MAX:
+            message = (
+                f"Names in Postgres have {_VIEW_CHARACTERS_MAX} characters at most; give"
+                f" {each.name} a shorter `dataset`."
+            )
+            yield RuleViolation(job.name, "outputs", message, ("outputs",))
+        elif missing := [key for key in _keys(job) if key not in {c.name for c in each.columns}]:
+            message = (
+                f"The `columns` of {each.name} lack {listed(missing)}, which the job merges by;"
+                " add what is missing."
+            )
+            reads = ("outputs", "update", "unique_key", "version_by")
+            yield RuleViolation(job.name, "outputs", message, reads)
+
+
+def _keys(job: Job) -> tuple[str, ...]:
+    """The columns that merges go by, and need."""
+    return (*job.unique_key, *filter(None, [job.version_by]))
+
+
+_SINK_COLUMNS: Final = "a sink checks every row against `columns`; declare them at the output"
+
+
+def _sinks(job: Job) -> Iterator[RuleViolation]:
+    """What a job needs that writes a buffered dataset, and may not have."""
+    reads = ("outputs", "operator", "runtime", "inputs", "update", "config")
+    buffered = [each for each in job.outputs if each.buffered]
+    if not buffered and job.operator != SINK_OPERATOR:
+        return
+    if not buffered or job.operator != SINK_OPERATOR or job.source is not None:
+        message = (
+            f"A buffered dataset is written by a sink, and a sink writes nothing else: write"
+            f" runtime: sink, operator: {SINK_OPERATOR}, and buffered: true at one of its outputs."
+        )
+        yield RuleViolation(job.name, "outputs", message, reads)
+        return
+    if len(job.outputs) != _SEVERAL or len(buffered) != 1:
+        message = (
+            "A sink has two outputs: one with buffered: true, and one for the rows that do not fit,"
+            f" as in outputs: [{{name: {buffered[0].name}, buffered: true}},"
+            f" {buffered[0].name}_rejected]."
+        )
+        yield RuleViolation(job.name, "outputs", message, reads)
+        return
+    yield from _sink_outputs(job, buffered[0], reads)
+    if job.inputs:
+        message = "A sink reads what is published into its dataset; take `inputs` out."
+        yield RuleViolation(job.name, "inputs", message, reads)
+    if job.update is UpdateMode.REPLACE:
+        message = "A sink adds rows; write update: append, or update: merge with a unique_key."
+        yield RuleViolation(job.name, "update", message, reads)
+    if job.delete_when:
+        message = "A sink deletes no rows; take `delete_when` out."
+        yield RuleViolation(job.name, "delete_when", message, ("delete_when",))
+
+
+def _sink_outputs(
+    job: Job, buffered: OutputSpec, reads: tuple[str, ...]
+) -> Iterator[RuleViolation]:
+    (aside,) = (each for each in job.outputs if not each.buffered)
+    if not buffered.columns:
+        message = f"The dataset {buffered.dataset} needs `columns`, for {_SINK_COLUMNS}."
+        yield RuleViolation(job.name, "outputs", message, reads)
+    if aside.columns or aside.storage is not OutputStorage.FILES:
+        message = f"The columns of rejected rows are fixed; take them out of {aside.name}."
+        yield RuleViolation(job.name, "outputs", message, reads)
+    if any(each.maintain is not None or each.partition_by for each in job.outputs):
+        message = (
+            "A sink writes partitions as they are published, and rewrites none: take"
+            " `partition_by` and `maintain` out."
+        )
+        yield RuleViolation(job.name, "outputs", message, reads)
+    expect = job.config.get("expect")
+    names = {each.name for each in buffered.columns}
+    unknown = [each for each in expect if each not in names] if isinstance(expect, Mapping) else []
+    if unknown and names:
+        message = f"There is no column {shown(unknown[0])} in {buffered.dataset}."
+        yield RuleViolation(job.name, "config.expect", message, reads)
+
+
+def _buffers(dag: Dag) -> Iterator[RuleViolation]:
+    """Where jobs publish batches: into buffered datasets, and not upstream of themselves."""
+    sinks = {each.dataset: job.name for job in dag.jobs for each in job.outputs if each.buffered}
+    graph = Graph(dag, by_triggers=True)
+    for job in dag.jobs:
+        for dataset in job.buffers:
+            sink = sinks.get(dataset)
+            if sink is None:
+                message = (
+                    f"The dataset {dataset} is not buffered; write buffered: true at it, or take it"
+                    " out."
+                )
+                yield RuleViolation(job.name, "buffers", message, ("buffers",), ("outputs",))
+            elif sink == job.name or job.name in graph.downstream(sink):
+                message = (
+                    f"What is published into {dataset} would make this job run again, without end:"
+                    " read it with trigger: false, or publish elsewhere."
+                )
+                reads = ("inputs", "outputs", "buffers")
+                yield RuleViolation(job.name, "buffers", message, (), reads)
 
 
 def _maintained(job: Job) -> Iterator[RuleViolation]:

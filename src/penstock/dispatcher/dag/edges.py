@@ -7,6 +7,9 @@ the inputs are looked up in it, as `job.output` or by the name of the dataset.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from penstock.datasets.schema import Column, declared_type, is_hidden
 from penstock.dispatcher.dag.filters import parse_where
 from penstock.dispatcher.dag.model import (
     NAME_CHARACTERS_MAX,
@@ -15,6 +18,7 @@ from penstock.dispatcher.dag.model import (
     KeepSpec,
     MaintainSpec,
     OutputSpec,
+    OutputStorage,
     ReadMode,
     is_name,
 )
@@ -33,7 +37,16 @@ from penstock.kernel.units import (
 EDGES_MAX = 100
 """How many inputs, and how many outputs, a job may have."""
 
-_OUTPUT_FIELDS = ("name", "dataset", "keep", "partition_by", "maintain")
+_OUTPUT_FIELDS = (
+    "name",
+    "dataset",
+    "keep",
+    "partition_by",
+    "maintain",
+    "columns",
+    "storage",
+    "buffered",
+)
 _INPUT_FIELDS = ("from", "as", "where", "trigger", "read", "lookback")
 _KEEP_FIELDS = ("partitions", "age", "generations", "history")
 _MAINTAIN_FIELDS = ("compact", "cluster", "after")
@@ -41,6 +54,9 @@ _COMPACT_FIELDS = ("files", "below")
 _MAINTAIN = MaintainSpec()
 _COMPACT = CompactSpec()
 _COLUMNS_MAX = 100
+_DECLARED_MAX = 500
+_COLUMN_BYTES_MAX = 63
+"""Of a declared column: as much as Postgres takes of a name."""
 _EXPRESSION_CHARACTERS_MAX = 1_000
 _COUNT_FROM_1 = bounded(count, least=1, show=str)
 _AGE = bounded(age_ms, least=60_000, show=duration_text)
@@ -167,7 +183,43 @@ def _read_output(item: Field) -> OutputSpec | None:
     by = section.read("partition_by", _expression, "")
     maintained = section.get("maintain")
     maintain = _read_maintain(maintained) if maintained is not None else None
-    return OutputSpec(text, section.read("dataset", name, text), keep, by, maintain)
+    declared = section.get("columns")
+    return OutputSpec(
+        text,
+        section.read("dataset", name, text),
+        keep,
+        by,
+        maintain,
+        _read_declared(declared) if declared is not None else (),
+        section.choice("storage", OutputStorage.FILES),
+        (said := section.get("buffered")) is not None and said.flag() is True,
+    )
+
+
+def _read_declared(field: Field) -> tuple[Column, ...]:
+    """Columns by their names: a mapping, or a list of such, as the canonical form has them."""
+    found: list[Column] = []
+    for name, value in _named_types(field):
+        kind = value.read(declared_type)
+        if not name.isprintable() or len(name.encode()) > _COLUMN_BYTES_MAX or is_hidden(name):
+            value.wrong(
+                f"{shown(name)} cannot be a column here; write at most {_COLUMN_BYTES_MAX}"
+                " printable bytes that do not begin with _penstock_."
+            )
+        elif any(each.name.casefold() == name.casefold() for each in found):
+            value.wrong(f"The column {shown(name)} is declared twice; take one out.")
+        elif kind is not None:
+            found.append(Column(name, kind))
+    if len(found) > _DECLARED_MAX:
+        field.wrong(f"There are {len(found)} columns; at most {_DECLARED_MAX} are allowed.")
+    elif not found and not field.findings.is_broken(field.path):
+        field.wrong("It declares no column; write one, as in id: bigint.")
+    return tuple(found)
+
+
+def _named_types(field: Field) -> Iterator[tuple[str, Field]]:
+    for item in field.items(most=_DECLARED_MAX):
+        yield from item.entries()
 
 
 def _read_keep(field: Field) -> KeepSpec | None:
@@ -218,6 +270,18 @@ def _read_columns(field: Field) -> tuple[str, ...]:
     if len(set(found)) < len(found):
         field.wrong("A column is listed twice; remove one.")
     return found
+
+
+def read_buffers(field: Field | None, catalog: DatasetIndex) -> tuple[str, ...]:
+    """The datasets into which a job may publish batches, sorted."""
+    found: set[str] = set()
+    for item in field.items(most=EDGES_MAX) if field is not None else ():
+        dataset = catalog.dataset(item)
+        if dataset in found:
+            item.wrong(f"The dataset {dataset} is named twice; take one out.")
+        if dataset is not None:
+            found.add(dataset)
+    return tuple(sorted(found))
 
 
 def read_inputs(inputs: Field | None, catalog: DatasetIndex) -> tuple[InputSpec, ...]:

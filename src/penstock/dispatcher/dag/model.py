@@ -29,8 +29,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
+from penstock.datasets.schema import Column
 from penstock.dispatcher.dag.filters import Where
 from penstock.kernel.cron import Cron
+from penstock.protocol.work import HEARTBEATS
 from penstock.runtimes import DEFAULT_QUEUE
 
 NAME_CHARACTERS_MAX: Final = 64
@@ -72,6 +74,8 @@ DISPATCHER_RUNTIME: Final = "dispatcher"
 """The runtime inside the dispatcher itself, for platform operators only."""
 SQL_OPERATOR: Final = "spark.sql"
 """The operator whose text may stand in a file of its own: see `files`."""
+SINK_OPERATOR: Final = "sink.write"
+"""The operator of jobs that write buffered datasets."""
 
 
 class Activation(StrEnum):
@@ -283,6 +287,14 @@ class MaintainSpec:
     """How long nothing was published of a partition."""
 
 
+class OutputStorage(StrEnum):
+    """Where what is published of a dataset can be read."""
+
+    FILES = "files"
+    POSTGRES = "postgres"
+    """In a table of Postgres data too, which follows the files: see docs/hot-tables.md."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
     """A dataset that a job, and no other, writes."""
@@ -293,28 +305,11 @@ class OutputSpec:
     partition_by: str = ""
     """An SQL expression, each of whose values is a partition; empty for the task's own."""
     maintain: MaintainSpec | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatPolicy:
-    """How long a worker may be silent, and how often it says in that time that it lives.
-
-    The timeout only decides where a whole machine is gone, or a worker that nobody starts again:
-    what was killed elsewhere is given up at once (`penstock.worker.recovery`). So it is as long
-    as what a worker has to survive: a dispatcher that hangs answers nothing for 25 s, a Postgres
-    that fails over is away for half a minute, a laptop's network for less. Three beats fit into it,
-    so that two may be lost in a row; more would cost a statement each and save no attempt.
-    """
-
-    timeout_ms: int
-    beats: int
-
-    def pause_seconds(self, timeout_seconds: float) -> float:
-        """How long a worker waits between two beats of a job with this timeout."""
-        return timeout_seconds / self.beats
-
-
-HEARTBEATS: Final = HeartbeatPolicy(timeout_ms=60_000, beats=3)
+    columns: tuple[Column, ...] = ()
+    """The declared ones, in their order; all may be null. Empty: whatever is published."""
+    storage: OutputStorage = OutputStorage.FILES
+    buffered: bool = False
+    """Whether others publish batches of rows into it, which the job, a sink, writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,12 +384,20 @@ class Job:
     docs/security.md."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """What the operator calls a secret, and where the worker finds it, as in env:NAME."""
+    buffers: tuple[str, ...] = ()
+    """The buffered datasets into which it may publish batches: no edges, and no part of what
+    decides which data it writes."""
     resources: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def runs(self) -> bool:
         """Whether there is something to execute: not in sources that only emit events."""
         return self.source is None or self.source.kind is SourceKind.ALWAYS_ON
+
+    @property
+    def is_sink(self) -> bool:
+        """Whether it writes what others publish into a buffered dataset."""
+        return any(each.buffered for each in self.outputs)
 
     @property
     def resumes_at_depth(self) -> int | None:
@@ -443,25 +446,29 @@ class Dag:
 class Graph:
     """The edges between the jobs of a DAG. Only `order` needs a DAG without cycles.
 
-    With `by_triggers`, an input that makes nothing run is no edge.
+    With `by_triggers`, an input that makes nothing run is no edge. With `by_buffers`, who publishes
+    into a buffered dataset feeds the sink that writes it.
     """
 
-    def __init__(self, dag: Dag, *, by_triggers: bool = False) -> None:
+    def __init__(self, dag: Dag, *, by_triggers: bool = False, by_buffers: bool = False) -> None:
         self.writers: Mapping[str, str] = {
             output.dataset: job.name for job in dag.jobs for output in job.outputs
         }
         """The job that writes each dataset."""
-        self.feeders: Mapping[str, tuple[str, ...]] = {
-            job.name: tuple(
-                sorted(
-                    {
-                        self.writers[each.dataset]
-                        for each in job.inputs
-                        if each.dataset in self.writers and (each.is_trigger or not by_triggers)
-                    }
-                )
-            )
+        fed_by: dict[str, set[str]] = {
+            job.name: {
+                self.writers[each.dataset]
+                for each in job.inputs
+                if each.dataset in self.writers and (each.is_trigger or not by_triggers)
+            }
             for job in dag.jobs
+        }
+        for job in dag.jobs if by_buffers else ():
+            for dataset in job.buffers:
+                if dataset in self.writers:
+                    fed_by[self.writers[dataset]].add(job.name)
+        self.feeders: Mapping[str, tuple[str, ...]] = {
+            name: tuple(sorted(found)) for name, found in fed_by.items()
         }
         """The jobs that each job reads from."""
         readers: dict[str, list[str]] = {job.name: [] for job in dag.jobs}

@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.dispatcher.dag.canonical import canonical, plain
 from penstock.dispatcher.dag.checks import complaints
-from penstock.dispatcher.dag.edges import DatasetIndex, name, read_inputs
+from penstock.dispatcher.dag.edges import DatasetIndex, name, read_buffers, read_inputs
 from penstock.dispatcher.dag.files import Files, inlined
 from penstock.dispatcher.dag.model import (
     DISPATCHER_RUNTIME,
@@ -191,6 +191,8 @@ PREDICATE_CHARACTERS_MAX: Final = 2_000
 ATTEMPTS_MAX: Final = 100
 COALESCE_MAX: Final = 1000
 BACKOFF_MAX: Final = 100.0
+BATCHES_WAITING_MAX: Final = 10_000
+"""How many batches wait for a sink before its writers are held back, unless the DAG says more."""
 
 _EVERY_JOB: Final = ("activation", "source", "inputs", "outputs", "priority")
 _WHAT_RUNS: Final = (
@@ -204,7 +206,7 @@ _WHAT_RUNS: Final = (
         "version_by",
         "delete_when",
     ),
-    *("heartbeat_timeout", "retry", "untrusted", "secrets"),
+    *("heartbeat_timeout", "retry", "untrusted", "secrets", "buffers"),
 )
 _WHAT_IS_QUEUED: Final = (
     *("execution", "when", "merge_updates", "coalesce", "mode"),
@@ -232,8 +234,8 @@ def read_job(
     source = section.get("source")
     operator = section.read("operator", _operator, "")
     runtime = section.read("runtime", name, "")
-    merge_updates, coalesce = _merging(section)
     inputs = read_inputs(section.get("inputs"), catalog)
+    merge_updates, coalesce = _merging(section, inputs)
     update = section.choice("update", default.update)
     return Job(
         name=job,
@@ -252,22 +254,22 @@ def read_job(
         source=read_source(source, job=job) if source is not None else None,
         priority=section.choice("priority", default.priority),
         mode=section.choice("mode", default.mode),
-        max_queue_depth=section.read("max_queue_depth", _COUNT_FROM_1, None),
+        max_queue_depth=section.read("max_queue_depth", _COUNT_FROM_1, _depth_max(outputs)),
         resume_queue_depth=section.read("resume_queue_depth", count, None),
-        max_queue_age_ms=section.read("max_queue_age", _DURATION_FROM_1S, None),
+        max_queue_age_ms=section.read("max_queue_age", _FROM_1S, None),
         resume_queue_age_ms=section.read("resume_queue_age", duration_ms, None),
         max_concurrency=section.read("max_concurrency", _COUNT_FROM_1, _at_once(inputs)),
-        timeout_ms=section.read("timeout", _DURATION_FROM_1S, default.timeout_ms),
+        timeout_ms=section.read("timeout", _FROM_1S, default.timeout_ms),
         heartbeat_timeout_ms=section.read(
-            "heartbeat_timeout", _DURATION_FROM_1S, default.heartbeat_timeout_ms
+            "heartbeat_timeout", _FROM_1S, default.heartbeat_timeout_ms
         ),
         max_attempts=section.read("max_attempts", _ATTEMPTS, default.max_attempts),
         retry=_retry(section),
-        # What several late days change of a partition is made once.
-        merge_updates=merge_updates or any(each.lookback_ms for each in inputs),
+        merge_updates=merge_updates,
         coalesce=coalesce,
         untrusted=_untrusted(section),
         secrets=_secrets(section),
+        buffers=read_buffers(section.get("buffers"), catalog),
         resources=_resources(section),
     )
 
@@ -304,7 +306,7 @@ def _decimal(text: str) -> float:
 
 
 _COUNT_FROM_1 = bounded(count, least=1, show=str)
-_DURATION_FROM_1S = bounded(duration_ms, least=1000, show=duration_text)
+_FROM_1S = bounded(duration_ms, least=1000, show=duration_text)
 _COALESCE = bounded(count, least=1, most=COALESCE_MAX, show=str)
 _ATTEMPTS = bounded(count, least=1, most=ATTEMPTS_MAX, show=str)
 _BACKOFF = bounded(_decimal, least=1.0, most=BACKOFF_MAX, show="{:g}".format)
@@ -315,10 +317,17 @@ def _at_once(inputs: Sequence[InputSpec]) -> int | None:
     return 1 if any(each.reads is ReadMode.CHANGES for each in inputs) else None
 
 
-def _merging(section: Section) -> tuple[bool, int]:
+def _depth_max(outputs: Sequence[OutputSpec]) -> int | None:
+    """A sink is never without a bound: whoever publishes is held back by it."""
+    return BATCHES_WAITING_MAX if any(each.buffered for each in outputs) else None
+
+
+def _merging(section: Section, inputs: Sequence[InputSpec]) -> tuple[bool, int]:
     """`merge_updates` and `coalesce`, which had the meaning of the first before there was both."""
     merging, given = section.get("merge_updates"), section.get("coalesce")
     is_merging = merging is not None and merging.flag() is True
+    # What several late days change of a partition is made once.
+    is_merging |= any(each.lookback_ms for each in inputs)
     if given is None:
         return is_merging, Job(name="").coalesce
     is_old = given.is_plain and given.text() in ("true", "false")

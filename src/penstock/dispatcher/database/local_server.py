@@ -92,8 +92,17 @@ _ROOTS: Final = {
 }
 
 
+DATA_ROLE: Final = "penstock_data"
+READER_ROLE: Final = "penstock_reader"
+"""Of the database beside the state: who owns its tables, and who reads them."""
+
+
 class LocalPostgres(Service):
-    """A Postgres server with one database. Use `dsn` once it is started."""
+    """A Postgres server with one database, and one beside it for tables of data.
+
+    Use `dsn` once it is started, and `data_dsn` for the other, which has roles of its own: none of
+    them is let into the first, and only its owner writes to it.
+    """
 
     def __init__(
         self,
@@ -118,6 +127,16 @@ class LocalPostgres(Service):
     def dsn(self) -> str:
         """Where the database is, and who has to be serving it, for any client that is this user."""
         return self._dsn_of(self._database)
+
+    @property
+    def data_dsn(self) -> str:
+        """The same of the database for tables of data, as the role that owns them."""
+        return self._dsn_of(DATA_ROLE, user=DATA_ROLE)
+
+    @property
+    def reader_dsn(self) -> str:
+        """The same as the role that reads them."""
+        return self._dsn_of(DATA_ROLE, user=READER_ROLE)
 
     @property
     def running(self) -> bool:
@@ -167,11 +186,11 @@ class LocalPostgres(Service):
                 os.close(lock)
             self._locks = []
 
-    def _dsn_of(self, database: str) -> str:
+    def _dsn_of(self, database: str, *, user: str = "penstock") -> str:
         return make_conninfo(
             host=str(self._socket),
             port=_PORT,
-            user="penstock",
+            user=user,
             dbname=database,
             sslmode="disable",
             requirepeer=self._server_user(),
@@ -183,15 +202,20 @@ class LocalPostgres(Service):
         return _name_of(number)
 
     def _let_in(self) -> None:
-        """Have the server take the user that we are, and root, for the owner of the database."""
+        """Have the server take the user that we are, and root, for every role that there is."""
         data = self._folder / "data"
         served = data.stat()
         users = sorted({_name_of(os.geteuid()), _name_of(0)})
         for name, lines in {
             "pg_hba.conf": [
-                f"local {each} penstock peer map=penstock" for each in ("all", "replication")
+                *(f"local {each} penstock peer map=penstock" for each in ("all", "replication")),
+                f"local {DATA_ROLE} {DATA_ROLE},{READER_ROLE} peer map=penstock",
             ],
-            "pg_ident.conf": [f'penstock "{each}" penstock' for each in users],
+            "pg_ident.conf": [
+                f'penstock "{each}" {role}'
+                for each in users
+                for role in ("penstock", DATA_ROLE, READER_ROLE)
+            ],
         }.items():
             new = data / f"{name}.new"
             new.unlink(missing_ok=True)
@@ -290,9 +314,12 @@ class LocalPostgres(Service):
     async def _make_database(self) -> None:
         maker = await psycopg.AsyncConnection.connect(self._dsn_of("postgres"), autocommit=True)
         async with maker:
-            missing = await maker.execute(query("missing_database"), {"name": self._database})
-            for (statement,) in await missing.fetchall():
-                await maker.execute(statement.encode())
+            named = {"data": DATA_ROLE, "reader": READER_ROLE}
+            for asked in ("missing_roles", "missing_database", "data_privileges"):
+                for name in (self._database, DATA_ROLE):
+                    missing = await maker.execute(query(asked), {"name": name, **named})
+                    for (statement,) in await missing.fetchall():
+                        await maker.execute(statement.encode())
 
     def _not_started(self) -> PenstockError:
         return PenstockError("The local Postgres did not start.", hint=f"Its log is {self.log}.")

@@ -142,6 +142,13 @@ class Announce(Protocol):
     def __call__(self, woken: Mapping[tuple[str, str], int], *, is_kept: bool) -> None: ...
 
 
+_UNAVAILABLE: Final = (
+    psycopg.OperationalError,
+    # Of a server in recovery, as in a fail-over; for psycopg not an operational one.
+    psycopg.errors.ReadOnlySqlTransaction,
+    # Has ended the connection.
+    psycopg.errors.IdleInTransactionSessionTimeout,
+)
 _TRIES_MAX: Final = 5
 _CONNECT_SECONDS_MAX: Final = 10
 _WAIT_SECONDS_MAX: Final = 30.0
@@ -218,7 +225,7 @@ class Database(Service):
             raise
         except (psycopg.DataError, UnicodeEncodeError) as error:
             raise InvalidInput(f"Postgres cannot hold a value: {first_line(error)}") from error
-        except psycopg.OperationalError as error:
+        except _UNAVAILABLE as error:
             raise unavailable(error) from error
 
     @contextlib.asynccontextmanager
@@ -226,23 +233,37 @@ class Database(Service):
         """A connection inside a transaction, which ends with the block. Errors are psycopg's."""
         async with self._pool.connection() as connection:
             connection.woken = None if self.announce is None else Counter()
-            connection.is_kept = False
+            connection.is_kept = is_undone = False
             try:
                 async with connection.transaction():
                     if self._began is not None:
                         await self._began(connection)
+                    is_undone = True
                     yield connection
+                    is_undone = False
             except (asyncio.CancelledError, psycopg.OperationalError):
                 # It may be committed all the same: a hint too many costs an empty claim.
                 connection.is_kept = False
                 self._announce(connection)
                 raise
+            except psycopg.errors.ReadOnlySqlTransaction:
+                # The next connection may lead to the server that is the primary now.
+                await connection.close()
+                raise
             self._used[connection] = self._clock.monotonic()
-            self._announce(connection)
+            # What ends by `psycopg.Rollback` comes to here as well.
+            if not is_undone:
+                self._announce(connection)
 
     def _announce(self, connection: Connection) -> None:
         if connection.woken and self.announce is not None:
             self.announce(connection.woken, is_kept=connection.is_kept)
+
+    async def rows(
+        self, name: str, asked: Mapping[str, object] | None = None, /, **more: object
+    ) -> list[DictRow]:
+        """The rows of one statement, by its name, in a transaction of its own: see `transact`."""
+        return await self.transact(lambda one: fetch_rows(one, name, asked, **more))
 
     async def fetch(self, name: str, asked: Mapping[str, object] | None = None) -> list[DictRow]:
         """The rows of one statement, by its name, without `BEGIN` and `COMMIT` around it."""
@@ -258,11 +279,14 @@ class Database(Service):
                 await connection.set_autocommit(True)
                 try:
                     return await work(connection)
+                except psycopg.errors.ReadOnlySqlTransaction:
+                    await connection.close()
+                    raise
                 finally:
                     self._used[connection] = self._clock.monotonic()
                     if not connection.closed:
                         await connection.set_autocommit(False)
-        except psycopg.OperationalError as error:
+        except _UNAVAILABLE as error:
             raise unavailable(error) from error
 
     async def _check(self, connection: psycopg.AsyncConnection[Any]) -> None:

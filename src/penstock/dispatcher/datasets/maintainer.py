@@ -38,8 +38,8 @@ from typing import Any, Final
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.metrics import take_turn
-from penstock.dispatcher.tasks.lifecycle import create_tasks
 from penstock.dispatcher.tasks.model import NewTask
+from penstock.dispatcher.tasks.rows import create_tasks
 from penstock.kernel.units import byte_count, duration_ms
 from penstock.runtimes.base import MAINTAIN
 

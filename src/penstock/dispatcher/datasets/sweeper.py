@@ -2,7 +2,7 @@
 
 What may be removed is decided in Postgres, how it is removed by `penstock.datasets.sweeper`. A
 folder is gone if all of this holds, in one statement and so at one moment:
-- no publication and no appended part names it;
+- no publication and no appended part names it, and no batch lies there that is not written yet;
 - no snapshot that is kept shows it, and none that is still to be made of the history will;
 - its attempt is over for longer than the grace. That of a task which is forgotten is, if the number
   of the task was ever given out; else it is of another life of the database, and is kept;

@@ -37,7 +37,7 @@ from penstock.protocol.base import TaskStatus
 KEY: Final = "source:"
 DOUBLED: Final = "A later task of this source has taken its place."
 """The reason of tasks that somebody has replayed after the monitor had made the next one."""
-_OVER: Final = (TaskStatus.COMPLETED, TaskStatus.DEAD, TaskStatus.CANCELLED)
+_OVER: Final = (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.CANCELLED)
 
 
 class SourceState(StrEnum):
@@ -46,7 +46,7 @@ class SourceState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
     RESTARTING = "restarting"
-    DEAD = "dead"
+    FAILED = "dead"
     DRAINING = "draining"
 
 
@@ -135,7 +135,7 @@ def _state(row: Mapping[str, Any]) -> SourceState:
         case TaskStatus.QUEUED:
             return SourceState.RESTARTING if row["is_early"] else SourceState.PENDING
         case _:
-            return SourceState.DEAD
+            return SourceState.FAILED
 
 
 def _status(row: Mapping[str, Any], state: SourceState, *, restarts: int) -> SourceStatus:

@@ -100,6 +100,21 @@ CROSS JOIN LATERAL (
 ) AS last
 WHERE parked.count >= %(at_least)s
 
+-- name: tables_behind
+-- Tables of Postgres data that have lacked something for so long: see hot_state.sql.
+SELECT dataset.name AS subject, hot_table.problem,
+       (SELECT count(*) FROM event
+        WHERE event.routed = 'applying' AND event.dataset_id = dataset.id) AS events
+FROM hot_table
+JOIN dataset ON dataset.id = hot_table.dataset_id
+WHERE EXISTS (
+    SELECT FROM hot_partition
+    WHERE hot_partition.dataset_id = dataset.id
+      AND hot_partition.applied < hot_partition.wanted
+      AND hot_partition.since
+          <= penstock_now() - %(longer_than)s::double precision * interval '1 second')
+ORDER BY dataset.name
+
 -- name: ages_of_datasets
 -- When each dataset of the DAG in force was last published; one that a source writes is published by
 -- nobody, and its events tell. What has none yet is as old as its generation.

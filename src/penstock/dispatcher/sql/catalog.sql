@@ -73,7 +73,7 @@ WITH fresh AS MATERIALIZED (
     FROM folded
     WHERE change = 'put'
     ON CONFLICT (dataset_id, generation, partition_key, location) WHERE gone IS NULL DO NOTHING
-    RETURNING generation
+    RETURNING generation, partition_key, files, rows, bytes
 ), gone AS (
     UPDATE table_part
     SET gone = folded.made
@@ -82,7 +82,34 @@ WITH fresh AS MATERIALIZED (
       AND (table_part.dataset_id, table_part.generation, table_part.partition_key)
         = (folded.dataset_id, folded.generation, folded.partition_key)
       AND table_part.location = folded.location
-    RETURNING table_part.generation
+    RETURNING table_part.generation, table_part.partition_key, table_part.files, table_part.rows,
+              table_part.bytes
+), changed AS MATERIALIZED (
+    -- By partition. What is read of table_part in this statement is as it was before.
+    SELECT generation, partition_key, count(*) FILTER (WHERE sign = 1) AS added,
+           count(*) FILTER (WHERE sign = -1) AS removed, sum(sign * files)::bigint AS files,
+           sum(sign * rows)::bigint AS rows, sum(sign * bytes)::bigint AS bytes,
+           bool_and(rows IS NOT NULL) AS is_counted
+    FROM (SELECT came.*, 1 AS sign FROM came UNION ALL SELECT gone.*, -1 FROM gone) AS one
+    GROUP BY generation, partition_key
+), former AS MATERIALIZED (
+    -- The sums that the last snapshot of a generation has, if nothing has moved since.
+    SELECT before.*
+    FROM due
+    CROSS JOIN LATERAL (
+        SELECT made.id, made.generation, made.partitions, made.parts, made.files, made.rows,
+               made.bytes
+        FROM table_snapshot AS made
+        WHERE made.dataset_id = %(dataset)s::uuid AND made.generation = due.generation
+        ORDER BY made.id DESC
+        LIMIT 1
+    ) AS before
+    WHERE (SELECT max(came) FROM table_part AS held
+           WHERE held.dataset_id = %(dataset)s::uuid AND held.generation = due.generation
+             AND held.came > 0) <= before.id
+      AND coalesce((SELECT max(gone) FROM table_part AS held
+           WHERE held.dataset_id = %(dataset)s::uuid AND held.generation = due.generation
+             AND held.gone IS NOT NULL), 0) <= before.id
 ), counted AS (
     INSERT INTO table_state (dataset_id, last_id)
     SELECT %(dataset)s::uuid, greatest(base.id, (SELECT max(due.id) FROM due))
@@ -92,11 +119,56 @@ WITH fresh AS MATERIALIZED (
 )
 SELECT due.id, due.generation::text, due.branch,
        due.is_moved AND EXISTS (SELECT FROM served) AS is_moved,
-       (SELECT count(*) FROM came WHERE came.generation = due.generation) AS added,
-       (SELECT count(*) FROM gone WHERE gone.generation = due.generation) AS removed
+       coalesce(moved.added, 0) AS added, coalesce(moved.removed, 0) AS removed,
+       moved.is_same AND NOT EXISTS (
+           -- Who rewrites files is a task for that, or the one whose rows these were before.
+           SELECT FROM fresh
+           WHERE fresh.generation = due.generation AND fresh.change = 'put'
+             AND coalesce(
+                 (SELECT task.payload ? 'maintain' FROM task WHERE task.id = fresh.task_id), false)
+               IS FALSE
+             AND coalesce((
+                 SELECT true FROM table_part AS held
+                 WHERE held.dataset_id = %(dataset)s::uuid AND held.generation = fresh.generation
+                   AND held.partition_key = fresh.partition_key AND held.gone IS NULL
+                   AND held.task_id = fresh.task_id
+                 LIMIT 1), false) IS FALSE) IS TRUE AS is_rewritten,
+       former.partitions + coalesce(moved.partitions, 0) AS partitions,
+       former.parts + coalesce(moved.added - moved.removed, 0) AS parts,
+       coalesce(former.files + moved.files, former.files, moved.files) AS files,
+       coalesce(former.rows + moved.rows, former.rows, moved.rows) AS rows,
+       coalesce(former.bytes + moved.bytes, former.bytes, moved.bytes) AS bytes
 FROM due
+LEFT JOIN former ON former.generation = due.generation
+LEFT JOIN LATERAL (
+    SELECT sum(added)::bigint AS added, sum(removed)::bigint AS removed,
+           sum(changed.files)::bigint AS files, sum(changed.rows)::bigint AS rows,
+           sum(changed.bytes)::bigint AS bytes,
+           bool_and(added > 0 AND removed > 0 AND changed.rows = 0 AND is_counted) AS is_same,
+           sum((added > 0 OR held.parts > removed)::integer - (held.parts > 0)::integer)::bigint
+               AS partitions
+    FROM changed
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS parts
+        FROM (
+            SELECT FROM table_part AS one
+            WHERE one.dataset_id = %(dataset)s::uuid AND one.generation = changed.generation
+              AND one.partition_key = changed.partition_key AND one.gone IS NULL
+            LIMIT changed.removed + 1
+        ) AS few
+    ) AS held
+    WHERE changed.generation = due.generation
+) AS moved ON true
 WHERE EXISTS (SELECT FROM fresh)
 ORDER BY due.id
+
+-- name: count_parts
+-- What a snapshot shows that goes on from none.
+SELECT count(DISTINCT partition_key) AS partitions, count(*) AS parts, sum(files)::bigint AS files,
+       sum(rows)::bigint AS rows, sum(bytes)::bigint AS bytes
+FROM table_part
+WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
+  AND came <= %(id)s AND gone IS NULL
 
 -- name: schema_of_table
 -- The columns of a generation now, and the last schema that the table has of it.
@@ -108,7 +180,7 @@ SELECT coalesce(generation_schema.columns, '[]') AS columns, held.id, held.colum
        EXISTS (
            SELECT FROM table_part
            WHERE table_part.dataset_id = %(dataset)s::uuid
-             AND table_part.generation = %(generation)s::uuid AND partition_key <> ''
+             AND table_part.generation = %(generation)s::uuid AND partition_key > ''
        ) AS is_partitioned,
        (SELECT coalesce(max(id), -1) + 1 FROM table_schema WHERE dataset_id = %(dataset)s::uuid)
            AS next
@@ -130,16 +202,11 @@ INSERT INTO table_schema (dataset_id, id, generation, columns, partition_column)
 VALUES (%(dataset)s::uuid, %(id)s, %(generation)s::uuid, %(columns)s, %(partition_column)s)
 
 -- name: add_snapshot
--- Its sums are of all that it shows.
 INSERT INTO table_snapshot (
     dataset_id, id, generation, branch, operation, schema_id, added, removed, partitions, parts,
     files, rows, bytes)
-SELECT %(dataset)s::uuid, %(id)s, %(generation)s::uuid, %(branch)s, %(operation)s, %(schema)s,
-       %(added)s, %(removed)s, count(DISTINCT partition_key), count(*), sum(files), sum(rows),
-       sum(bytes)
-FROM table_part
-WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
-  AND came <= %(id)s AND gone IS NULL
+VALUES (%(dataset)s::uuid, %(id)s, %(generation)s::uuid, %(branch)s, %(operation)s, %(schema)s,
+        %(added)s, %(removed)s, %(partitions)s, %(parts)s, %(files)s, %(rows)s, %(bytes)s)
 
 -- name: datasets_to_snapshot
 -- Those of which something has been in no snapshot for a while; or waits since a later time than now.
@@ -298,16 +365,47 @@ FROM dataset
 WHERE dataset.name = %(name)s
 
 -- name: table_names
--- Datasets that have something for readers, by name.
-SELECT dataset.name
+-- Datasets that readers read, by name; with the schemas by which they may be tables, if nothing of them
+-- is written yet: those of snapshots that are not known to be unfit, and of what is in none.
+SELECT dataset.name, told.is_written, CASE WHEN NOT told.is_written THEN ARRAY(
+           SELECT jsonb_build_object(
+               'id', schema.id, 'columns', schema.columns,
+               'partition_column', schema.partition_column)
+           FROM table_schema AS schema
+           WHERE schema.dataset_id = dataset.id AND EXISTS (
+               SELECT FROM table_snapshot AS made
+               WHERE made.dataset_id = dataset.id AND made.branch = 'main'
+                 AND made.schema_id = schema.id AND made.forgotten_at IS NULL
+                 AND made.unfit IS NULL)
+           UNION ALL
+           SELECT jsonb_build_object(
+               'id', -1, 'columns', schema.columns, 'partition_column', (
+                   SELECT max(known.partition_column) FROM table_schema AS known
+                   WHERE known.dataset_id = dataset.id))
+           FROM generation_schema AS schema
+           WHERE schema.dataset_id = dataset.id AND schema.version = current.version
+             AND EXISTS (
+                 SELECT FROM publication_log AS log
+                 WHERE log.dataset_id = dataset.id AND log.snapshot IS NULL)
+       ) ELSE '{}' END AS schemas
 FROM dataset
+JOIN generation AS current ON current.dataset_id = dataset.id AND current.state = 'current'
+CROSS JOIN LATERAL (
+    SELECT EXISTS (
+        SELECT FROM table_snapshot AS made
+        WHERE made.dataset_id = dataset.id AND made.branch = 'main'
+          AND made.manifest_list IS NOT NULL AND made.forgotten_at IS NULL) AS is_written
+) AS told
 WHERE dataset.name > %(after)s
   AND (%(only)s::text[] IS NULL OR dataset.name = ANY (%(only)s::text[]))
-  AND EXISTS (
-      SELECT FROM generation
-      JOIN generation_schema ON generation_schema.dataset_id = generation.dataset_id
-          AND generation_schema.version = generation.version
-      WHERE generation.dataset_id = dataset.id AND generation.state = 'current')
+ORDER BY dataset.name
+LIMIT %(limit)s
+
+-- name: tables_to_sweep
+SELECT dataset.name, dataset.id::text AS uuid
+FROM dataset
+WHERE dataset.name > %(after)s AND EXISTS (
+    SELECT FROM table_schema WHERE table_schema.dataset_id = dataset.id)
 ORDER BY dataset.name
 LIMIT %(limit)s
 
@@ -418,6 +516,7 @@ SELECT partition_key, location, manifest, task_id, files, rows, bytes, came,
 FROM table_part
 WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
   AND came <= %(snapshot)s AND (gone IS NULL OR gone > %(snapshot)s) AND came > %(base)s
+  AND came > 0
 ORDER BY partition_key, location
 LIMIT %(limit)s
 
@@ -458,11 +557,24 @@ SELECT %(dataset)s::uuid, written.location, %(generation)s::uuid, %(snapshot)s
 FROM unnest(%(written)s::text[]) AS written(location)
 
 -- name: note_moved
--- Parts whose manifest was put together with others.
+-- Parts whose manifests were put together as another one, among these: what was read of manifests does not
+-- say which of the folders that a file lies in is that of its part.
 UPDATE table_part
-SET entries = array_replace(entries, %(source)s, %(written)s)
-WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
-  AND entries @> ARRAY[%(source)s::text]
+SET entries = ARRAY(
+    SELECT one FROM unnest(entries) AS one WHERE one <> ALL (%(sources)s::text[])
+) || %(written)s::text
+WHERE ctid = ANY (ARRAY(
+    SELECT held.ctid
+    FROM unnest(%(keys)s::text[], %(folders)s::text[]) AS asked(partition_key, folder)
+    CROSS JOIN LATERAL (
+        SELECT one.ctid
+        FROM table_part AS one
+        WHERE one.dataset_id = %(dataset)s::uuid AND one.generation = %(generation)s::uuid
+          AND one.partition_key = asked.partition_key
+          AND one.location IN (asked.folder, asked.folder || '/')
+          AND one.entries && %(sources)s::text[]
+        OFFSET 0
+    ) AS held))
 
 -- name: note_entries
 -- The parts of one manifest. Each is looked up by its key: a join would be planned for few of them.

@@ -15,13 +15,14 @@ FROM (
 ) AS held
 
 -- name: give_changes
--- For attempts that this transaction is about to begin. Which partitions a task reads is as ever: its own, or
+-- For attempts that this transaction is about to begin, or whose claim is repeated. Which partitions a task reads is as ever: its own, or
 -- the dataset without partitions, or those within its range; without a partition, all of them. Of those
 -- it is given what has a later revision than the one that its job has consumed; a backfill that
 -- somebody asked for reads everything again. What was removed before it was read is only counted, and
 -- once: by who has consumed something before.
 WITH reading AS MATERIALIZED (
-    SELECT task.id AS task_id, task.attempt + 1 AS attempt, task.job_id, task.generation,
+    SELECT task.id AS task_id, task.attempt + (task.status <> 'running')::integer AS attempt,
+           task.job_id, task.generation,
            inputs.input, inputs.dataset_id, inputs.generation AS fed,
            task.payload ->> 'partition_key' AS key,
            (task.payload ->> 'start')::bigint AS range_start,
@@ -118,6 +119,9 @@ WITH reading AS MATERIALIZED (
     FROM reading
     LEFT JOIN moves USING (task_id, input)
     LEFT JOIN pieces USING (task_id, input)
+    ON CONFLICT (task_id, attempt, input) DO UPDATE
+    SET fed = excluded.fed, partition_keys = excluded.partition_keys, after = excluded.after,
+        upto = excluded.upto, parts = excluded.parts, missed = excluded.missed
 )
 SELECT reading.task_id, reading.input, coalesce(pieces.parts, '[]') AS parts,
        coalesce(moves.missed, 0)::integer AS missed,

@@ -111,6 +111,9 @@ WHERE CASE
       END
   AND NOT EXISTS (SELECT FROM publication WHERE publication.place = asked.place)
   AND NOT EXISTS (SELECT FROM part WHERE part.place = asked.place)
+  AND NOT EXISTS (
+      SELECT FROM buffer_batch
+      WHERE buffer_batch.place = asked.place AND buffer_batch.state <> 'done')
   AND NOT penstock_is_read(asked.place, %(grace_seconds)s)
   AND NOT penstock_is_shown(asked.place)
 
@@ -189,7 +192,7 @@ WHERE (counted.place > %(partitions)s::bigint
       SELECT FROM event
       WHERE event.dataset_id = %(dataset)s::uuid AND event.generation = %(generation)s::uuid
         AND event.partition_key = counted.partition_key
-        AND event.routed IN ('pending', 'held'))
+        AND event.routed IN ('pending', 'held', 'applying'))
   AND NOT EXISTS (
       SELECT FROM backfill
       WHERE backfill.state IN ('running', 'paused')

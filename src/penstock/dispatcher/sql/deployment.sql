@@ -351,7 +351,7 @@ SELECT
         SELECT
         FROM pairs
         JOIN event ON event.dataset_id = pairs.dataset_id AND event.generation = pairs.next
-            AND event.routed = 'pending' AND event.revision IS NOT NULL
+            AND event.routed IN ('pending', 'applying') AND event.revision IS NOT NULL
         WHERE pairs.is_upstream) AS is_upstream_uncovered,
     EXISTS (
         SELECT FROM backfill

@@ -13,7 +13,7 @@ LIMIT 1
 SELECT event.seq, dataset.name AS dataset, job.name AS job,
        generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
-       event.revision, replace(event.routed, 'held', 'pending') AS routed, event.why_not,
+       event.revision, CASE WHEN event.routed IN ('held', 'applying') THEN 'pending' ELSE event.routed END AS routed, event.why_not,
        event.received_at, left(event.payload::text, 2000) AS payload
 FROM event
 JOIN dataset ON dataset.id = event.dataset_id
@@ -29,7 +29,7 @@ LIMIT %(limit)s
 SELECT event.seq, dataset.name AS dataset, job.name AS job,
        generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
-       event.revision, replace(event.routed, 'held', 'pending') AS routed, event.why_not,
+       event.revision, CASE WHEN event.routed IN ('held', 'applying') THEN 'pending' ELSE event.routed END AS routed, event.why_not,
        event.received_at, left(event.payload::text, 2000) AS payload
 FROM event
 JOIN dataset ON dataset.id = event.dataset_id
@@ -56,7 +56,7 @@ WITH found AS (
 SELECT event.seq, dataset.name AS dataset, job.name AS job,
        generation.state AS generation_state, event.cursor,
        event.partition_key, event.range_start, event.range_end, event.dedupe, event.task_id,
-       event.revision, replace(event.routed, 'held', 'pending') AS routed, event.why_not,
+       event.revision, CASE WHEN event.routed IN ('held', 'applying') THEN 'pending' ELSE event.routed END AS routed, event.why_not,
        event.received_at, left(event.payload::text, 2000) AS payload
 FROM found
 JOIN event ON event.seq = found.seq

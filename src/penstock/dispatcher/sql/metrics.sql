@@ -120,6 +120,7 @@ SELECT penstock_now() AS now,
        (SELECT count(*) FROM (
             (SELECT FROM event WHERE routed = 'pending' LIMIT 10000)
             UNION ALL (SELECT FROM event WHERE routed = 'held' LIMIT 10000)
+            UNION ALL (SELECT FROM event WHERE routed = 'applying' LIMIT 10000)
             LIMIT 10000) AS first) AS events_pending,
        coalesce((
             SELECT extract(epoch FROM penstock_now() - event.received_at)
@@ -133,6 +134,15 @@ SELECT penstock_now() AS now,
             LIMIT 10000) AS first) AS outbox_pending,
        (SELECT count(*) FROM (
             SELECT FROM outbox WHERE parked_at IS NOT NULL LIMIT 10000) AS first) AS outbox_parked,
+       (SELECT count(*) FROM hot_table
+        WHERE NOT is_served OR problem IS NOT NULL OR EXISTS (
+            SELECT FROM hot_partition
+            WHERE hot_partition.dataset_id = hot_table.dataset_id AND applied < wanted))
+           AS hot_tables_behind,
+       coalesce((
+            SELECT extract(epoch FROM penstock_now() - min(since))
+            FROM hot_partition WHERE applied < wanted), 0)::double precision
+           AS hot_tables_behind_seconds,
        (SELECT count(*) FROM worker
         WHERE last_seen_at > penstock_now() - interval '90 seconds'
           AND about -> 'has_left' IS NULL) AS workers

@@ -115,7 +115,7 @@ WHERE sent_at IS NULL
 
 -- name: reconcile
 -- Wake operators whose tasks could be claimed and have not been for too long; each of them at most
--- once in that time, whoever does it.
+-- once in that time, whoever does it: by rows, or after the commit.
 WITH waiting AS MATERIALIZED (
     SELECT operators.name AS operator, tier.priority
     FROM (SELECT DISTINCT definition.operator AS name FROM job_definition AS definition)
@@ -130,13 +130,15 @@ WITH waiting AS MATERIALIZED (
     ON CONFLICT (operator, priority) DO UPDATE SET woken_at = excluded.woken_at
     WHERE held.woken_at <= excluded.woken_at - %(waited_seconds)s * interval '1 second'
     RETURNING operator, priority
+), written AS (
+    INSERT INTO outbox (kind, target, body)
+    SELECT 'wake', operator || '/' || priority,
+           jsonb_build_object('operator', operator, 'priority', priority)
+    FROM noted
+    WHERE %(by_rows)s
+    ORDER BY operator, priority
 )
-INSERT INTO outbox (kind, target, body)
-SELECT 'wake', operator || '/' || priority,
-       jsonb_build_object('operator', operator, 'priority', priority)
-FROM noted
-ORDER BY operator, priority
-RETURNING target
+SELECT operator, priority, 1 AS tasks FROM noted ORDER BY operator, priority
 
 -- name: retry_projections
 -- What readers without Postgres are to be told is told when the store is there again, however long it

@@ -8,6 +8,8 @@ SELECT EXISTS (
                revision IS NOT NULL OR dataset_id NOT IN (SELECT penstock_paused_datasets()))
        ) AS is_pending,
        EXISTS (SELECT FROM event WHERE routed = 'held') AS is_held,
+       EXISTS (SELECT FROM hot_partition WHERE applied < wanted)
+           OR EXISTS (SELECT FROM hot_table WHERE NOT is_served) AS is_applying,
        EXISTS (SELECT FROM backfill WHERE state = 'running') AS is_backfilling,
        EXISTS (
            SELECT
@@ -22,6 +24,7 @@ SELECT EXISTS (
        EXISTS (SELECT FROM generation WHERE state = 'building') AS is_building,
        EXISTS (SELECT FROM task WHERE status IN ('queued', 'retrying'))
            OR EXISTS (SELECT FROM pressure WHERE depth > 0 OR reason IS NOT NULL) AS is_waiting,
+       EXISTS (SELECT FROM buffer_batch WHERE state = 'released') AS is_buffered,
        EXISTS (SELECT FROM outbox WHERE parked_at IS NOT NULL) AS is_parked,
        (SELECT extract(epoch FROM due_at - penstock_now())::double precision
         FROM outbox

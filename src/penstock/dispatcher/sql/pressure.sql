@@ -29,6 +29,12 @@ CROSS JOIN LATERAL (
         WHERE task.operator = ANY (served.operators) AND task.job_id = job.id
           AND task.status IN ('queued', 'retrying') AND task.backfill_id IS NULL
           AND NOT task.payload ? 'maintain'
+        UNION ALL
+        -- Of a sink what nobody has taken, too: one task stands for many batches.
+        SELECT
+        FROM dataset
+        JOIN buffer_batch AS batch ON batch.dataset_id = dataset.id
+        WHERE dataset.job_id = job.id AND batch.state = 'released' AND batch.sink_task IS NULL
         LIMIT coalesce(asked.depth_max, 0)
     ) AS waiting
 ) AS counted
@@ -127,7 +133,8 @@ SELECT id FROM job WHERE name = %(job)s
 
 -- name: wake_jobs
 -- Tell of what can be claimed of these jobs now: after a statement that has made it so. Functions
--- are invoked for the oldest tasks; the reconciler sees to the rest.
+-- are invoked for the oldest tasks; the reconciler sees to the rest. As in `announce`, the caller
+-- tells of it after the commit, with the number of tasks, unless that is to be done by rows.
 WITH served AS (
     SELECT DISTINCT definition.operator, definition.job_id, definition.runtime
     FROM job_definition AS definition
@@ -138,27 +145,36 @@ WITH served AS (
     CROSS JOIN unnest(ARRAY['normal', 'bulk']) AS tier(priority)
     CROSS JOIN LATERAL penstock_claimable(operators.operator, tier.priority) AS found
     WHERE found.job_id = ANY (%(jobs)s::integer[]) AND penstock_room(operators.operator) > 0
+), waiting AS MATERIALIZED (
+    SELECT claimable.operator, claimable.priority, task.id,
+           definition.runtime = 'lambda' AS is_invoked
+    FROM claimable
+    CROSS JOIN LATERAL (
+        SELECT task.id, task.definition_id
+        FROM task
+        WHERE task.operator = claimable.operator AND task.job_id = claimable.job_id
+          AND task.priority = claimable.priority AND task.status IN ('queued', 'retrying')
+          AND task.due_at <= penstock_now()
+        ORDER BY task.due_at, task.id
+        LIMIT 1000
+    ) AS task
+    JOIN job_definition AS definition ON definition.id = task.definition_id
+), written AS (
+    INSERT INTO outbox (kind, target, body)
+    SELECT DISTINCT 'wake', claimable.operator || '/' || claimable.priority,
+           jsonb_build_object('operator', claimable.operator, 'priority', claimable.priority)
+    FROM claimable
+    JOIN served USING (operator, job_id)
+    WHERE served.runtime <> 'lambda' AND %(by_rows)s
+    UNION ALL
+    SELECT 'invoke', operator, jsonb_build_object('task_id', id)
+    FROM waiting
+    WHERE is_invoked AND %(by_rows)s
 )
-INSERT INTO outbox (kind, target, body)
-SELECT DISTINCT 'wake', claimable.operator || '/' || claimable.priority,
-       jsonb_build_object('operator', claimable.operator, 'priority', claimable.priority)
-FROM claimable
-JOIN served USING (operator, job_id)
-WHERE served.runtime <> 'lambda'
-UNION ALL
-SELECT 'invoke', claimable.operator, jsonb_build_object('task_id', task.id)
-FROM claimable
-CROSS JOIN LATERAL (
-    SELECT task.id, task.definition_id
-    FROM task
-    WHERE task.operator = claimable.operator AND task.job_id = claimable.job_id
-      AND task.priority = claimable.priority AND task.status IN ('queued', 'retrying')
-      AND task.due_at <= penstock_now()
-    ORDER BY task.due_at, task.id
-    LIMIT 1000
-) AS task
-JOIN job_definition AS definition ON definition.id = task.definition_id
-WHERE definition.runtime = 'lambda'
+SELECT operator, priority, count(*) AS tasks
+FROM waiting
+WHERE NOT %(by_rows)s
+GROUP BY operator, priority
 
 -- name: shown_pressure
 SELECT job.name AS job, pressure.pressed, pressure.depth, pressure.oldest_seconds, pressure.reason,

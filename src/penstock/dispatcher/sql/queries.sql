@@ -222,10 +222,18 @@ ORDER BY dataset.name
 LIMIT %(limit)s
 
 -- name: begin_query
-INSERT INTO query_log (ticket, caller, task_id, attempt, sql, datasets, ended_at, outcome, reason)
-VALUES (%(ticket)s, %(caller)s, %(task_id)s, %(attempt)s, %(sql)s, %(datasets)s,
-        CASE WHEN %(reason)s::text IS NOT NULL THEN penstock_now() END,
-        CASE WHEN %(reason)s::text IS NOT NULL THEN 'refused' END, %(reason)s)
+-- The same ticket of the same caller again is the same query, as long as that runs. With a token that
+-- has expired a refusal is noted soon after, and not later.
+INSERT INTO query_log (
+    ticket, caller, task_id, attempt, sql, datasets, service, ends_by, ended_at, outcome, reason)
+SELECT %(ticket)s, %(caller)s, %(task_id)s::bigint, %(attempt)s::integer, %(sql)s, %(datasets)s::jsonb,
+       nullif(%(service)s, ''), penstock_now() + %(seconds)s * interval '1 second',
+       CASE WHEN %(reason)s::text IS NOT NULL THEN penstock_now() END,
+       CASE WHEN %(reason)s::text IS NOT NULL THEN 'refused' END, %(reason)s::text
+WHERE %(expired)s::bigint IS NULL
+   OR to_timestamp(%(expired)s::bigint) > penstock_now() - interval '5 minutes'
+ON CONFLICT (ticket) DO UPDATE SET datasets = excluded.datasets
+WHERE query_log.caller = excluded.caller AND query_log.ended_at IS NULL
 RETURNING id
 
 -- name: end_query
@@ -237,8 +245,20 @@ WHERE ticket = %(ticket)s AND caller = %(caller)s AND ended_at IS NULL
 RETURNING id
 
 -- name: list_queries
-SELECT id, caller, task_id, attempt, sql, datasets, began_at, ended_at, outcome, rows, bytes, reason
+-- What has no end by its time was lost: its service was killed, or reaches no dispatcher. Should it
+-- report the end all the same, that counts.
+SELECT id, caller, task_id, attempt, sql, datasets, began_at, coalesce(ended_at, lost.at) AS ended_at,
+       CASE WHEN lost.at IS NULL THEN outcome ELSE 'lost' END AS outcome, rows, bytes,
+       CASE WHEN lost.at IS NULL THEN reason
+            ELSE format('The query service %%s has reported no end: it was killed, or could not reach a'
+                        ' dispatcher.', coalesce(service, 'of an earlier release')) END AS reason,
+       service
 FROM query_log
+LEFT JOIN LATERAL (
+    SELECT coalesce(ends_by, began_at + interval '2 hours') AS at
+    WHERE ended_at IS NULL
+      AND coalesce(ends_by, began_at + interval '2 hours') < penstock_now()
+) AS lost ON true
 WHERE (%(before)s::bigint IS NULL OR id < %(before)s)
 ORDER BY id DESC
 LIMIT %(limit)s

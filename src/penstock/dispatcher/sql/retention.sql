@@ -15,7 +15,7 @@ WITH looked_at AS MATERIALIZED (
            ARRAY['event:' || old.seq, 'task:' || old.task_id || ':' || old.partition_key] AS keys
     FROM looked_at AS old
     WHERE old.received_at < penstock_now() - %(days)s * interval '1 day'
-      AND old.routed NOT IN ('pending', 'held')
+      AND old.routed NOT IN ('pending', 'held', 'applying')
       AND EXISTS (
           SELECT
           FROM event AS newer
@@ -68,7 +68,7 @@ WITH looked_at AS MATERIALIZED (
 ), gone AS (
     DELETE FROM event
     USING useless
-    WHERE event.seq = useless.seq AND event.routed NOT IN ('pending', 'held')
+    WHERE event.seq = useless.seq AND event.routed NOT IN ('pending', 'held', 'applying')
     RETURNING event.seq
 )
 SELECT (SELECT max(seq) FROM looked_at) AS reached,

@@ -74,7 +74,8 @@ WITH inputs AS MATERIALIZED (
            inputs.task_generation
     FROM event
     JOIN inputs USING (dataset_id, generation)
-    WHERE (event.routed <> 'pending' OR event.replayed_to IS NOT NULL)
+    WHERE event.routed <> 'applying'
+      AND (event.routed <> 'pending' OR event.replayed_to IS NOT NULL)
       AND event.received_at >= inputs.since
       AND NOT EXISTS (
           SELECT

@@ -5,6 +5,32 @@
 SELECT format('CREATE DATABASE %%I', %(name)s::text)
 WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = %(name)s)
 
+-- name: missing_roles
+-- The statements that make the roles of the database for tables of data. Who reads has a bound for how
+-- long a transaction is left open: some changes of tables wait for it.
+SELECT format(statement, role.name)
+FROM (VALUES (%(data)s::text, ARRAY['CREATE ROLE %%I LOGIN']),
+             (%(reader)s::text, ARRAY[
+                 'CREATE ROLE %%I LOGIN',
+                 'ALTER ROLE %%I SET idle_in_transaction_session_timeout = 600000',
+                 'ALTER ROLE %%I SET default_transaction_read_only = on',
+                 'ALTER ROLE %%I SET search_path = hot']))
+    AS role(name, statements)
+CROSS JOIN LATERAL unnest(role.statements) AS statement
+WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = role.name)
+
+-- name: data_privileges
+-- Once: the database for tables of data is its owner's, and only its reader may look into it.
+SELECT format(statement, %(data)s::text, %(data)s::text, %(reader)s::text)
+FROM unnest(ARRAY[
+    'ALTER DATABASE %%1$I OWNER TO %%2$I',
+    'REVOKE ALL ON DATABASE %%1$I FROM PUBLIC',
+    'GRANT CONNECT ON DATABASE %%1$I TO %%3$I']) AS statement
+WHERE EXISTS (
+    SELECT FROM pg_database
+    JOIN pg_roles ON pg_roles.oid = pg_database.datdba
+    WHERE datname = %(data)s AND %(name)s = %(data)s AND rolname <> %(data)s)
+
 -- name: set_up_connection
 -- The statements are few, and planning one anew costs more than running it.
 SELECT set_config('application_name', %(application)s, false),

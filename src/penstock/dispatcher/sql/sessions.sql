@@ -1,4 +1,4 @@
--- Sessions of the console that people have ended, for penstock.dispatcher.ended_sessions.
+-- Sessions of the console that people have ended, for penstock.console.sessions.
 
 -- name: end_session
 INSERT INTO ended_session (number, forget_at)

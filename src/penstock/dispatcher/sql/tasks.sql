@@ -116,7 +116,19 @@ SELECT operator FROM task WHERE id = %(task)s
 -- The first of these tiers first, oldest first, the job with the oldest first. The outer limit stops
 -- the inner selects, so that no more rows are locked than are taken. Under a limit that is in force for
 -- the operator or the job, what runs has to be counted after `lock_limits`, one tier at a time.
-SELECT found.id, found.job_id, found.definition_id, found.generation::text, found.partition_key,
+-- If a claim of one of these ids has begun something already, which nobody has acknowledged, that is all
+-- that is said, and nothing is picked (FENCE-20).
+WITH repeated AS MATERIALIZED (
+    SELECT
+    FROM task
+    WHERE task.claim_id = ANY (%(claim_ids)s::text[]) AND task.status = 'running'
+    LIMIT 1
+)
+SELECT NULL AS id, NULL AS job_id, NULL AS definition_id, NULL AS generation, NULL AS partition_key,
+       NULL AS is_fresh, NULL AS batch_max, NULL AS is_limited
+FROM repeated
+UNION ALL
+(SELECT found.id, found.job_id, found.definition_id, found.generation::text, found.partition_key,
        found.is_fresh, definition.batch_max,
        job.max_concurrency IS NOT NULL OR EXISTS (
            SELECT FROM operator
@@ -125,7 +137,8 @@ FROM (
     SELECT claimable.job_id, claimable.room, tier.priority
     FROM unnest(%(tiers)s::text[]) WITH ORDINALITY AS tier(priority, place)
     CROSS JOIN LATERAL penstock_claimable(%(operator)s, tier.priority) AS claimable
-    WHERE %(job)s::integer IS NULL OR claimable.job_id = %(job)s
+    WHERE (%(job)s::integer IS NULL OR claimable.job_id = %(job)s)
+      AND NOT EXISTS (SELECT FROM repeated)
     ORDER BY tier.place, claimable.due_at, claimable.job_id
 ) AS jobs
 CROSS JOIN LATERAL (
@@ -142,7 +155,30 @@ CROSS JOIN LATERAL (
 ) AS found
 JOIN job_definition AS definition ON definition.id = found.definition_id
 JOIN job ON job.id = found.job_id
-LIMIT least(%(limit)s, penstock_room(%(operator)s))
+LIMIT least(%(limit)s, penstock_room(%(operator)s)))
+
+-- name: begun_by_claim
+-- What a claim of this id has begun for this worker, if that is not acknowledged: the same attempts go
+-- on. Those of a batch are joined as they were picked: by what they were before.
+SELECT task.id, task.job_id, task.definition_id, task.generation::text,
+       task.payload ->> 'partition_key' AS partition_key,
+       task.attempt - 1 = task.releases AND NOT task.runs_alone AS is_fresh, definition.batch_max
+FROM task
+JOIN job_definition AS definition ON definition.id = task.definition_id
+WHERE task.claim_id = %(claim_id)s AND task.status = 'running' AND task.worker = %(worker)s
+ORDER BY task.id
+FOR NO KEY UPDATE OF task
+
+-- name: repeat_attempts
+-- For attempts that `begun_by_claim` has locked: their tokens are signed anew, for what there is to
+-- read now, and their worker has as long as before to acknowledge them.
+UPDATE task
+SET grants = coalesce(asked.grants, task.grants),
+    lease_expires_at = greatest(task.lease_expires_at, penstock_now() + least(
+        definition.heartbeat_ms, %(unacknowledged_ms)s) * interval '1 millisecond')
+FROM unnest(%(tasks)s::bigint[], %(grants)s::text[]) AS asked(task_id, grants),
+     job_definition AS definition
+WHERE task.id = asked.task_id AND task.status = 'running' AND definition.id = task.definition_id
 
 -- name: pick_more
 -- More of what was picked, to be run as one with it: partitions of the same definition and
@@ -178,17 +214,23 @@ FOR NO KEY UPDATE
 -- proves, and the attempt, in one statement. What it says of itself was read by `read_attempts`. The
 -- commit is not waited for to be on the disk (FENCE-13): decision 0076. Of an operator that is named
 -- it passes the word on, as `wake_remainder` does, if it leaves claimable tasks behind.
+-- A lease with the id of its claim is short, until it is acknowledged (FENCE-20).
 WITH asked AS (
     SELECT *
     FROM unnest(
-        %(tasks)s::bigint[], %(tokens)s::text[], %(workers)s::text[], %(grants)s::text[])
-        AS asked(task_id, lease_token, worker, grants)
+        %(tasks)s::bigint[], %(tokens)s::text[], %(workers)s::text[], %(claim_ids)s::text[],
+        %(grants)s::text[])
+        AS asked(task_id, lease_token, worker, claim_id, grants)
 ), begun AS (
     UPDATE task
     SET status = 'running',
         attempt = task.attempt + 1,
         lease_token = asked.lease_token,
-        lease_expires_at = penstock_now() + definition.heartbeat_ms * interval '1 millisecond',
+        lease_expires_at = penstock_now() + CASE
+            WHEN asked.claim_id IS NULL THEN definition.heartbeat_ms
+            ELSE least(definition.heartbeat_ms, %(unacknowledged_ms)s)
+        END * interval '1 millisecond',
+        claim_id = asked.claim_id,
         worker = asked.worker,
         claimed_at = penstock_now(),
         grants = coalesce(asked.grants, task.grants),
@@ -232,7 +274,8 @@ FROM (VALUES (1)) AS always
 LEFT JOIN left_behind ON NOT %(by_rows)s
 
 -- name: read_attempts
--- What the next attempts of these tasks are to do, for who has picked them: nothing begins here.
+-- What the next attempts of these tasks are to do, for who has picked them: nothing begins here. Of
+-- those that run it is what their attempts are to do, for a claim that is repeated.
 WITH claimed AS MATERIALIZED (
     SELECT task.*, definition.body, definition.heartbeat_ms, definition.timeout_ms,
            definition.runtime, definition.update_mode
@@ -273,8 +316,9 @@ WITH claimed AS MATERIALIZED (
         AND generation_schema.version = named.generation
     GROUP BY named.job_id, named.generation
 )
-SELECT claimed.id AS task_id, claimed.attempt + 1 AS attempt,
-       replace(gen_random_uuid()::text, '-', '') AS lease_token,
+SELECT claimed.id AS task_id,
+       claimed.attempt + (claimed.status <> 'running')::integer AS attempt,
+       coalesce(claimed.lease_token, replace(gen_random_uuid()::text, '-', '')) AS lease_token,
        penstock_now() + claimed.heartbeat_ms * interval '1 millisecond' AS lease_expires_at,
        claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
        claimed.definition_id, claimed.runtime, claimed.operator, claimed.generation::text, job.name AS job,
@@ -334,7 +378,8 @@ WITH asked AS (
 UPDATE task
 SET lease_expires_at = greatest(
         task.lease_expires_at,
-        penstock_now() + definition.heartbeat_ms * interval '1 millisecond')
+        penstock_now() + definition.heartbeat_ms * interval '1 millisecond'),
+    claim_id = NULL
 FROM held, asked, job_definition AS definition
 WHERE task.id = held.id AND task.id = asked.task_id AND task.attempt = asked.attempt
   AND task.lease_token = asked.lease_token AND task.status = 'running'

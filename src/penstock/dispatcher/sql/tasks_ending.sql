@@ -6,7 +6,8 @@
 -- Until the end of the transaction nobody removes partitions of these generations: the number is ours
 -- alone, "pent". Read without a lock on the columns: they only grow, and what they allow they go on to.
 -- `guarded` has those of the tasks whose jobs merge, and what they may write, those that were given
--- changes, and those that maintain what is published: mostly none.
+-- changes, those that maintain what is published, and those of whose outputs the columns are declared:
+-- mostly none.
 WITH guarded AS MATERIALIZED (
     SELECT task.id AS task_id, kinds.is_merging, kinds.is_consuming, kinds.is_maintaining,
            -- By dataset its generation.
@@ -14,7 +15,13 @@ WITH guarded AS MATERIALIZED (
             FROM dataset
             JOIN generation
                 ON generation.dataset_id = dataset.id AND generation.version = task.generation
-            WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written
+            WHERE kinds.is_merging AND dataset.job_id = task.job_id) AS written,
+           CASE WHEN task.payload ? 'buffer' THEN penstock_aside(definition.body) END AS aside,
+           -- By dataset what its output says.
+           (SELECT jsonb_object_agg(
+                definition.body -> 'datasets' ->> coalesce(said ->> 'dataset', said ->> 'name'), said)
+            FROM jsonb_array_elements(definition.body -> 'outputs') AS said
+            WHERE kinds.is_declaring AND said ? 'columns') AS declared
     FROM unnest(%(tasks)s::bigint[], %(attempts)s::integer[]) AS asked(task_id, attempt)
     -- By its number, whatever is known of the table: where that is little, Postgres would rather go
     -- through all tasks, here, or those of the job for each output, below.
@@ -26,9 +33,10 @@ WITH guarded AS MATERIALIZED (
                EXISTS (
                    SELECT FROM consumption
                    WHERE consumption.task_id = asked.task_id
-                     AND consumption.attempt = asked.attempt) AS is_consuming
+                     AND consumption.attempt = asked.attempt) AS is_consuming,
+               jsonb_path_exists(definition.body, '$.outputs[*].columns') AS is_declaring
     ) AS kinds
-    WHERE kinds.is_merging OR kinds.is_consuming OR kinds.is_maintaining
+    WHERE kinds.is_merging OR kinds.is_consuming OR kinds.is_maintaining OR kinds.is_declaring
 ), held AS MATERIALIZED (
     SELECT generation.dataset_id::text AS dataset, generation.version::text AS generation,
            array_agg(DISTINCT task.id) AS tasks
@@ -193,6 +201,9 @@ RETURNING task.id AS task_id, task.attempt, task.status,
           CASE WHEN task.status IN ('queued', 'retrying') THEN task.due_at END AS due_at,
           task.generation::text, task.dedupe_key, definition.update_mode, held.reason AS told,
           task.payload ? 'maintain' AS is_maintaining,
+          definition.body ? 'buffers' AS is_buffering, task.payload ? 'buffer' AS is_sinking,
+          -- Of a sink that merges, the dataset of rejected rows, which are appended.
+          CASE WHEN task.payload ? 'buffer' THEN penstock_aside(definition.body) END AS aside,
           task.payload ->> 'partition_key' AS own_key, task.payload -> 'start' AS own_start,
           task.payload -> 'end' AS own_end,
           (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
@@ -336,19 +347,21 @@ WITH asked AS MATERIALIZED (
 ), told AS (
     INSERT INTO event (
         dataset_id, generation, cursor, partition_key, range_start, range_end, dedupe, task_id,
-        revision)
+        revision, routed)
     SELECT dataset_id, generation,
            CASE WHEN partition_key IS NULL THEN coalesce(cursor, task_id) END,
            partition_key, range_start, range_end,
-           'publication:' || task_id || ':' || place, task_id, revision
+           'publication:' || task_id || ':' || place, task_id, revision,
+           -- Where a table follows, nobody is told before it has the rows.
+           CASE WHEN penstock_is_hot(dataset_id, generation) THEN 'applying' ELSE 'pending' END
     FROM judged
     WHERE outcome = 'published'
     ORDER BY task_id, place
-    RETURNING seq, task_id, dedupe
+    RETURNING seq, task_id, dedupe, routed
 )
 SELECT judged.task_id, judged.place, judged.dataset_id::text AS dataset, judged.partition_key,
        judged.outcome, CASE WHEN judged.outcome = 'published' THEN judged.revision END AS revision,
-       told.seq AS event_seq
+       told.seq AS event_seq, coalesce(told.routed = 'applying', false) AS is_applying
 FROM judged
 LEFT JOIN told ON told.dedupe = 'publication:' || judged.task_id || ':' || judged.place
 ORDER BY judged.task_id, judged.place
@@ -376,10 +389,14 @@ SET ran_at = greatest(reaper.ran_at, penstock_now()),
 RETURNING quiet_until, quiet_until > penstock_now() AS is_quiet
 
 -- name: reap
+-- A claim that nobody has acknowledged is taken back, and not counted as often as what was lost with
+-- its worker is not: its answer was lost, or its worker killed before it had read it (FENCE-20).
 WITH over AS MATERIALIZED (
-    SELECT task.id, task.worker, task.claimed_at,
+    SELECT task.id, task.worker, task.claimed_at, task.claim_id IS NOT NULL AS is_unread,
            CASE
                WHEN task.cancel_asked THEN 'cancelled'
+               WHEN task.claim_id IS NOT NULL AND task.releases < %(releases_max)s
+                   AND least(task.losses, task.releases) < %(losses_max)s THEN 'queued'
                WHEN task.attempt < task.attempt_limit THEN 'retrying'
                ELSE 'dead'
            END AS status
@@ -391,19 +408,25 @@ WITH over AS MATERIALIZED (
 )
 UPDATE task
 SET status = over.status,
+    attempt_limit = task.attempt_limit + (over.status = 'queued')::integer,
+    releases = task.releases + (over.status = 'queued')::integer,
+    losses = least(task.losses, task.releases) + (over.status = 'queued')::integer,
     due_at = CASE
+        WHEN over.status = 'queued' THEN penstock_now()
         WHEN over.status = 'retrying' THEN penstock_now() + penstock_backoff(
             definition.retry_first_ms, definition.retry_max_ms, definition.retry_backoff,
             task.attempt - (task.attempt_limit - definition.max_attempts), random())
         ELSE task.due_at
     END,
-    settled_at = CASE WHEN over.status = 'retrying' THEN NULL ELSE penstock_now() END,
-    reason = CASE over.status
-        WHEN 'cancelled' THEN task.reason
+    settled_at = CASE WHEN over.status IN ('queued', 'retrying') THEN NULL ELSE penstock_now() END,
+    reason = CASE
+        WHEN over.status = 'cancelled' THEN task.reason
+        WHEN over.is_unread THEN 'The worker ' || over.worker || ' has not acknowledged its claim.'
         ELSE 'The worker ' || over.worker || ' was not heard of in time.' END,
     lease_token = NULL, lease_expires_at = NULL, worker = NULL, claimed_at = NULL
 FROM over, job_definition AS definition
 WHERE task.id = over.id AND task.status = 'running' AND definition.id = task.definition_id
 RETURNING task.id AS task_id, task.attempt, task.status, task.due_at, task.reason, over.worker,
+          definition.body ? 'buffers' AS is_buffering, task.payload ? 'buffer' AS is_sinking,
           (SELECT job.name FROM job WHERE job.id = task.job_id) AS job,
           extract(epoch FROM penstock_now() - over.claimed_at)::double precision AS ran_seconds

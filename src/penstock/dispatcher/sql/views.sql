@@ -209,6 +209,7 @@ SELECT (SELECT dag_version_id FROM dag_current) AS dag_version, penstock_now() A
        (SELECT count(*) FROM (
             (SELECT FROM event WHERE routed = 'pending' LIMIT 10000)
             UNION ALL (SELECT FROM event WHERE routed = 'held' LIMIT 10000)
+            UNION ALL (SELECT FROM event WHERE routed = 'applying' LIMIT 10000)
             LIMIT 10000) AS pending) AS events_pending,
        (SELECT count(*) FROM worker
         WHERE last_seen_at > penstock_now() - interval '90 seconds'

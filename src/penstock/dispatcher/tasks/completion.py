@@ -4,7 +4,8 @@ One transaction ends the attempts, publishes their outputs, writes the events, h
 and writes the wake-ups (FENCE-7). Each attempt of a call has its own answer: one that is refused
 changes nothing and costs the others nothing (FENCE-9). A call that has published very many
 partitions leaves the events pending, and routers make their tasks in windows. The order of locks
-is consumers of changes, tasks by id, then schemas, then partitions by name (FENCE-10).
+is consumers of changes, tasks by id, then schemas, then partitions by name (FENCE-10); what these
+ends mean for batches of buffered datasets comes after that (`batches`).
 
 A release does not count against `max_attempts`, up to `RELEASES_MAX` times (FENCE-11); further ones
 are failures. Of these, `LOSSES_MAX` may be of work that was killed before it began. A worker killed
@@ -59,6 +60,7 @@ import msgspec
 from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.database.pool import Connection, query
+from penstock.dispatcher.tasks.batches import settle_batches
 from penstock.dispatcher.tasks.consumption import consume, refuse_overtaken
 from penstock.dispatcher.tasks.model import (
     AttemptEnd,
@@ -87,6 +89,7 @@ from penstock.dispatcher.tasks.rows import (
     wake,
 )
 from penstock.dispatcher.tasks.schemas import output_arrays, refuse_misfits, written
+from penstock.dispatcher.tasks.schemas import undeclared as undeclared_columns
 from penstock.protocol.base import TaskStatus
 from penstock.runtimes.base import NOT_READ, Facts
 
@@ -315,7 +318,7 @@ async def end(
     judged = await _judged(connection, reports)
     allowed = judged.allowed
     rows = await _end_tasks(connection, allowed)
-    published = await _publish(connection, allowed, rows)
+    published, applying = await _publish(connection, allowed, rows)
     ended = {
         task_id: AttemptEnd(
             task_id,
@@ -326,9 +329,18 @@ async def end(
         )
         for task_id, row in rows.items()
     }
+    await settle_batches(
+        connection, rows.values(), statuses={each: end.status for each, end in ended.items()}
+    )
     await consume(connection, _completions(allowed, among=judged.consuming), ended)
     await _close(connection, [each for each in allowed if each.fence.task_id in ended], ended, rows)
-    events = [one.event_seq for each in ended.values() for one in each.published if one.event_seq]
+    events = [
+        one.event_seq
+        for each in ended.values()
+        for one in each.published
+        # Who follows is told of a hot table when it has the rows: see `datasets.applier`.
+        if one.event_seq and one.event_seq not in applying
+    ]
     if 0 < len(events) <= ROUTED_MAX:
         await route(connection, events)
     await announce(connection, [row["task_id"] for row in rows.values() if row["due_at"]])
@@ -370,8 +382,14 @@ async def _judged(connection: Connection, reports: Sequence[AttemptReport]) -> _
     overtaken = await refuse_overtaken(connection, _completions(sound, among=consuming))
     refused |= {task_id: (TaskRefusalReason.STALE, told) for task_id, told in overtaken.items()}
     sound = [each for each in sound if each.fence.task_id not in overtaken]
+    columns = written(rows)
+    undeclared = undeclared_columns(_completions(sound), columns)
+    refused |= {
+        task_id: (TaskRefusalReason.UNDECLARED, told) for task_id, told in undeclared.items()
+    }
+    sound = [each for each in sound if each.fence.task_id not in undeclared]
     fences = [each.fence for each in sound]
-    misfits = await refuse_misfits(connection, _completions(sound), written(rows), held=fences)
+    misfits = await refuse_misfits(connection, _completions(sound), columns, held=fences)
     refused |= {task_id: (TaskRefusalReason.SCHEMA, told) for task_id, told in misfits.items()}
     sound = [each for each in sound if each.fence.task_id not in misfits]
     maintaining = {task_id for task_id, row in guarded.items() if row["is_maintaining"]}
@@ -379,7 +397,8 @@ async def _judged(connection: Connection, reports: Sequence[AttemptReport]) -> _
     refused |= {task_id: (TaskRefusalReason.OUTPUTS, told) for task_id, told in unlike.items()}
     sound = [each for each in sound if each.fence.task_id not in unlike]
     merged = {task_id: row["written"] for task_id, row in guarded.items() if row["is_merging"]}
-    moved = await refuse_moved(connection, _completions(sound, among=merged), merged, held=fences)
+    merging = [_merged_alone(each, guarded) for each in _completions(sound, among=merged)]
+    moved = await refuse_moved(connection, merging, merged, held=fences)
     refused |= {
         task_id: (TaskRefusalReason.OUTPUTS, told)
         for task_id, told in moved.items()
@@ -387,6 +406,13 @@ async def _judged(connection: Connection, reports: Sequence[AttemptReport]) -> _
     }
     allowed = [each for each in sound if each.fence.task_id not in moved]
     return _Judged(allowed, refused, moved, consuming)
+
+
+def _merged_alone(completion: Completion, guarded: Mapping[int, Mapping[str, Any]]) -> Completion:
+    """A completion with those of its outputs that are merged: what a sink rejects is appended."""
+    aside = guarded[completion.fence.task_id]["aside"]
+    outputs = tuple(each for each in completion.outputs if each.dataset != aside)
+    return completion if aside is None else replace(completion, outputs=outputs)
 
 
 def _merge_refusal(
@@ -407,13 +433,14 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
     assert watch is not None, "the schema has the one row"
     if watch["is_quiet"]:
         return ReaperPass((), quiet_until=watch["quiet_until"])
-    found = await connection.execute(query("reap"), {"limit": limit})
+    asked = {"limit": limit, "releases_max": RELEASES_MAX, "losses_max": LOSSES_MAX}
+    found = await connection.execute(query("reap"), asked)
     rows = await found.fetchall()
     if rows:
         closing: dict[str, Any] = {
             "tasks": [row["task_id"] for row in rows],
             "attempts": [row["attempt"] for row in rows],
-            "outcomes": ["expired" for _ in rows],
+            "outcomes": [_reaped(row) for row in rows],
             "reasons": [row["reason"] for row in rows],
             "said": [None for _ in rows],
             "answers": [None for _ in rows],
@@ -422,6 +449,8 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
             "bytes_max": SAYING_BYTES_MAX,
         }
         await connection.execute(query("close_attempts"), closing)
+        statuses = {row["task_id"]: TaskStatus(row["status"]) for row in rows}
+        await settle_batches(connection, rows, statuses=statuses)
         await announce(connection, closing["tasks"])
         await _wake_freed(connection, closing["tasks"])
     return ReaperPass(
@@ -430,10 +459,14 @@ async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> 
             for row in rows
         ),
         tuple(
-            AttemptMeasure(job=row["job"], outcome="expired", seconds=row["ran_seconds"])
+            AttemptMeasure(job=row["job"], outcome=_reaped(row), seconds=row["ran_seconds"])
             for row in rows
         ),
     )
+
+
+def _reaped(row: Mapping[str, Any]) -> str:
+    return "released" if row["status"] == TaskStatus.QUEUED else "expired"
 
 
 async def _refuse_doubles(
@@ -501,20 +534,22 @@ async def _end_tasks(
 
 async def _publish(
     connection: Connection, reports: Sequence[AttemptReport], rows: Mapping[int, Mapping[str, Any]]
-) -> Mapping[int, Sequence[PublishedOutput]]:
+) -> tuple[Mapping[int, Sequence[PublishedOutput]], Collection[int]]:
+    """What became of the outputs, by task, and which of the events are not to be routed yet."""
     outputs = [
         _output_row(output, place=place, row=row)
         for each in reports
         if isinstance(each, Completion)
         and (row := rows.get(each.fence.task_id)) is not None
-        and row["status"] == TaskStatus.COMPLETED
+        and row["status"] == TaskStatus.SUCCEEDED
         for place, output in enumerate(each.outputs)
     ]
     rewritten = [each for each in outputs if rows[each["task_id"]]["is_maintaining"]]
     published = {task_id: [one] for task_id, one in (await rewrite(connection, rewritten)).items()}
     outputs = [each for each in outputs if not rows[each["task_id"]]["is_maintaining"]]
+    applying: set[int] = set()
     if not outputs:
-        return published
+        return published, applying
     found = await connection.execute(query("publish"), {"outputs": Jsonb(outputs)})
     await end_turns(
         connection, sorted({each["task_id"] for each in outputs if each["mode"] == "merge"})
@@ -528,7 +563,9 @@ async def _publish(
             row["event_seq"],
         )
         published.setdefault(row["task_id"], []).append(one)
-    return published
+        if row["is_applying"]:
+            applying.add(row["event_seq"])
+    return published, applying
 
 
 async def _close(
@@ -546,12 +583,18 @@ async def _close(
         "outcomes": [_outcome(each, answer) for each, answer in zip(reports, answers, strict=True)],
         "reasons": [rows[each.fence.task_id]["told"] for each in reports],
         "said": [_digest(each) for each in reports],
-        "answers": [Jsonb(msgspec.to_builtins(each.bounded())) for each in answers],
+        "answers": [_kept(each) for each in answers],
         "logs": [each.log and storable(each.log) for each in reports],
         "metrics": [storable_json(each.metrics) if each.metrics else None for each in reports],
         "bytes_max": SAYING_BYTES_MAX,
     }
     await connection.execute(query("close_attempts"), asked)
+
+
+def _kept(ended: AttemptEnd) -> Jsonb:
+    said = msgspec.to_builtins(ended.bounded())
+    del said["is_again"]
+    return Jsonb(said)
 
 
 async def _answer_again(
@@ -582,7 +625,8 @@ async def _answer_again(
         task_id = each.fence.task_id
         before, row = earlier.get(task_id), states.get(task_id)
         if before is not None and before["said"] == _digest(each):
-            answers[task_id] = msgspec.convert(before["answer"], AttemptEnd)
+            same = msgspec.convert(before["answer"], AttemptEnd)
+            answers[task_id] = replace(same, is_again=True)
         elif before is not None and row is not None:
             answers[task_id] = Refusal(task_id, TaskRefusalReason.DIFFERENT, row.state)
         elif task_id in refused and row is not None:
@@ -662,7 +706,7 @@ def _output_row(output: TaskOutput, *, place: int, row: Mapping[str, Any]) -> Ma
         "attempt": row["attempt"],
         "dataset_id": output.dataset,
         "generation": row["generation"],
-        "mode": row["update_mode"],
+        "mode": "append" if output.dataset == row["aside"] else row["update_mode"],
         "partition_key": output.partition_key,
         "range_start": start,
         "range_end": end,

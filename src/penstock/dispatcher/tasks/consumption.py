@@ -93,7 +93,7 @@ async def consume(
         each.fence
         for each in completions
         if (end := ended.get(each.fence.task_id)) is not None
-        and end.status is TaskStatus.COMPLETED
+        and end.status is TaskStatus.SUCCEEDED
         and all(one.outcome is not PublishOutcome.SUPERSEDED for one in end.published)
     ]
     if done:

@@ -30,23 +30,40 @@ was attempted before runs by itself, so that one that breaks its process costs i
 one attempt. Every task of a batch has an attempt, a lease and an end of its own; nothing is
 stored of the batch.
 
-Each operation is one short transaction and may be repeated when its answer is lost; a claim
-whose answer is lost is a lease that nobody renews. A crash leaves the operation done or not
-done. Called by the dispatcher's API, router, reaper and backfills.
+Each operation is one short transaction and may be repeated when its answer is lost. A crash
+leaves the operation done or not done. Called by the dispatcher's API, router, reaper and backfills.
+
+Claims that have an id, chosen by the worker, stay *unacknowledged* until the first heartbeat of
+each attempt (FENCE-20); an end that is reported does as well:
+
+| an attempt is | its lease is | when that is over |
+|---|---|---|
+| unacknowledged (`task.claim_id`) | `UNACKNOWLEDGED_SECONDS`, or the heartbeat | released: not |
+| | if that is shorter | counted, `LOSSES_MAX` times; claimable at once |
+| acknowledged, or of a claim without an id | the heartbeat of its job | counted, retrying or dead |
+
+| the answer is lost, or somebody dies | what follows |
+|---|---|
+| before the commit | nothing has begun |
+| after it; the worker repeats the claim, at whichever dispatcher | the same attempts and lease |
+| | tokens; what they read, and their capability tokens, are as of now. Nothing else begins |
+| after it; the worker is gone, or never repeats it | released by the reaper |
+| the answer comes after that | the worker asks, by a heartbeat, before anything begins: refused |
+| after the first heartbeat | as ever: the journal of the worker, or the heartbeat timeout |
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, Final, Protocol
-
-from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.metrics import Counters
+from penstock.dispatcher.tasks.batches import with_batches
 from penstock.dispatcher.tasks.completion import AttemptReport, Route, end, no_route, reap
 from penstock.dispatcher.tasks.consumption import with_changes
 from penstock.dispatcher.tasks.model import (
@@ -68,6 +85,7 @@ from penstock.dispatcher.tasks.rows import (
     SAYING_BYTES_MAX,
     TaskRow,
     announce,
+    create_tasks,
     fence_arrays,
     note_woken,
     refusal,
@@ -125,19 +143,34 @@ async def filled(
     """What was picked, and more of it, in batches; a task by itself is a batch of one."""
     if not any(each.is_joined for each in picked):
         return [[each.id] for each in picked]
-    groups: dict[tuple[int, str], list[PickedTask]] = {}
-    for each in picked:
-        if each.is_joined:
-            groups.setdefault((each.definition_id, each.generation), []).append(each)
     filling = _Filling(connection, claiming, picked)
     found: dict[int, Sequence[Sequence[int]]] = {}
-    for group in groups.values():
+    for group in _groups(picked):
         batches = divided(await filling.members(group), most=group[0].batch_max)
         found[group[0].id] = [[each.id for each in batch] for batch in batches]
     alone: list[Sequence[Sequence[int]]] = [
         found.get(each.id, ()) if each.is_joined else [[each.id]] for each in picked
     ]
     return [batch for batches in alone for batch in batches]
+
+
+def joined(known: Sequence[PickedTask]) -> Sequence[Sequence[int]]:
+    """What was picked and filled before, in batches."""
+    batches: list[Sequence[int]] = [[each.id] for each in known if not each.is_joined]
+    for group in _groups(known):
+        members = [BatchMember(each.id, each.partition_key or "") for each in group]
+        found = divided(members, most=group[0].batch_max)
+        batches += [[each.id for each in batch] for batch in found]
+    return batches
+
+
+def _groups(picked: Sequence[PickedTask]) -> Iterable[Sequence[PickedTask]]:
+    """Those that may be run as one with others of their definition and generation."""
+    groups: dict[tuple[int, str], list[PickedTask]] = {}
+    for each in picked:
+        if each.is_joined:
+            groups.setdefault((each.definition_id, each.generation), []).append(each)
+    return groups.values()
 
 
 class _Filling:
@@ -209,10 +242,11 @@ def batch_names(batches: Iterable[Sequence[int]], attempts: dict[int, int]) -> d
 BATCH_MAX: Final = 1000
 """How many tasks one call may be about; `create` takes any number."""
 WORKER_CHARACTERS_MAX: Final = 200
+UNACKNOWLEDGED_SECONDS: Final = 10.0
+"""How long a claim with an id may go unacknowledged: workers do so within a third of it."""
 LATE_SECONDS_MAX: Final = 60.0
 """How long after the end of its attempt a heartbeat may come that was only under way."""
-KEY_BYTES_MAX: Final = 1000
-_ROWS_MAX: Final = 5_000
+_REPEATS_MAX: Final = 2
 _TIERS: Final = (Priority.NORMAL, Priority.BULK)
 
 
@@ -233,6 +267,10 @@ class IssueTokens(Protocol):
     async def __call__(
         self, claimed: Sequence[ClaimedTask], *, connection: Connection
     ) -> Sequence[IssuedToken]: ...
+
+
+class RepeatedClaim(Exception):
+    """A claim of this id has begun something, which nobody has acknowledged yet."""
 
 
 class Tasks:
@@ -279,7 +317,9 @@ class Tasks:
             picked = await found.fetchone()
             if picked is not None and attempt in (None, picked["attempt"] + 1):
                 name = _function(row["operator"]) if worker is None else _checked(worker)
-                (claimed,) = await _begin(connection, [[task_id]], workers=[name], issue=issue)
+                (claimed,) = await _begin(
+                    connection, [[task_id]], places=[(name, None)], issue=issue
+                )
                 return claimed
             states = await task_states(connection, [task_id])
             refused = refusal(task_id, states.get(task_id), claiming=True)
@@ -300,32 +340,74 @@ class Tasks:
         in_batches: bool = False,
         issue: IssueTokens | None = None,
         tasks_max: int = BATCH_MAX,
+        claim_id: str | None = None,
     ) -> tuple[ClaimedTask, ...]:
         """Claim the next tasks of an operator, normal ones first, the oldest first.
 
         `limit` is how many places there are. A batch takes one, so `in_batches` there may be more
-        tasks than that, up to `tasks_max`; see `penstock.dispatcher.tasks.lifecycle`.
+        tasks than that, up to `tasks_max`; see `penstock.dispatcher.tasks.lifecycle`. The same
+        `claim_id` of the same worker gives the same tasks again.
         """
         if not 1 <= limit <= BATCH_MAX:
             raise InvalidInput(f"A claim takes 1 to {BATCH_MAX} tasks, not {limit}.")
-        asked = _Asked(operator, [_checked(worker)] * limit, job_id, in_batches, tasks_max)
+        places = [(_checked(worker), claim_id)] * limit
+        asked = _Asked(operator, places, job_id, in_batches, tasks_max)
         return await self._claim(asked, issue)
 
     async def claim_for(
-        self, operator: str, workers: Sequence[str], *, issue: IssueTokens | None = None
+        self,
+        operator: str,
+        workers: Sequence[str],
+        *,
+        claim_ids: Sequence[str | None] = (),
+        issue: IssueTokens | None = None,
     ) -> tuple[ClaimedTask | None, ...]:
         """Claim the next tasks of an operator, one for each place of these workers.
 
-        The answer of each stands in its place; None where there was no task left for it.
+        The answer of each stands in its place; None where there was no task left for it. Raises
+        `RepeatedClaim` if there are several ids and one of them is known: claim one by one then.
         """
         if not 1 <= len(workers) <= BATCH_MAX:
             raise InvalidInput(f"A claim takes 1 to {BATCH_MAX} tasks, not {len(workers)}.")
-        names = [_checked(worker) for worker in workers]
-        asked = _Asked(operator, names, None, in_batches=False, tasks_max=len(names))
+        places = [
+            (_checked(worker), claim_id)
+            for worker, claim_id in zip_longest(workers, claim_ids[: len(workers)])
+        ]
+        asked = _Asked(operator, places, None, in_batches=False, tasks_max=len(places))
         begun = await self._claim(asked, issue)
-        return (*begun, *[None] * (len(names) - len(begun)))
+        return (*begun, *[None] * (len(places) - len(begun)))
+
+    async def claim_again(
+        self, claim_id: str, *, worker: str, in_batches: bool = False, issue: IssueTokens | None
+    ) -> tuple[ClaimedTask, ...]:
+        """What a claim has begun whose answer was lost: the same attempts; none if it is known."""
+
+        async def work(connection: Connection) -> tuple[ClaimedTask, ...]:
+            rows = await fetch_rows(
+                connection, "begun_by_claim", claim_id=claim_id, worker=_checked(worker)
+            )
+            known = [PickedTask(**row) for row in rows]
+            return await _repeat(connection, known, in_batches=in_batches, issue=issue)
+
+        return await self._database.transact(work)
 
     async def _claim(self, asked: _Asked, issue: IssueTokens | None) -> tuple[ClaimedTask, ...]:
+        for _ in range(_REPEATS_MAX):
+            try:
+                return await self._claim_new(asked, issue)
+            except RepeatedClaim:
+                if len(set(asked.places)) > 1:
+                    raise
+            ((worker, claim_id),) = set(asked.places)
+            assert claim_id is not None, "it is known"
+            # None, if they were taken back meanwhile.
+            if found := await self.claim_again(
+                claim_id, worker=worker, in_batches=asked.in_batches, issue=issue
+            ):
+                return found
+        return ()
+
+    async def _claim_new(self, asked: _Asked, issue: IssueTokens | None) -> tuple[ClaimedTask, ...]:
         at_once: tuple[ClaimedTask, ...] | None = None
         if not asked.in_batches and asked.operator not in self._limited:
             at_once = await self._database.transact(
@@ -430,33 +512,12 @@ class Tasks:
         return reaping
 
 
-async def create_tasks(connection: Connection, new: Sequence[NewTask]) -> tuple[int | None, ...]:
-    """Make tasks and their wake-ups inside the caller's transaction, as routing does.
-
-    None stands where an equal task was there already. Equal tasks of one call are one task.
-    """
-    ids: list[int | None] = []
-    for first in range(0, len(new), _ROWS_MAX):
-        some = new[first : first + _ROWS_MAX]
-        if any(len(each.dedupe_key.encode()) > KEY_BYTES_MAX for each in some):
-            raise InvalidInput(f"The key of a task has {KEY_BYTES_MAX} bytes at most.")
-        asked = [{**asdict(each), "place": place} for place, each in enumerate(some)]
-        found = await connection.execute(query("create_tasks"), {"tasks": Jsonb(asked)})
-        for row in await found.fetchall():
-            if not row["is_known"]:
-                number = some[row["place"]].definition_id
-                raise InvalidInput(f"There is no definition {number} of a job.")
-            ids.append(row["id"])
-    await announce(connection, [each for each in ids if each is not None])
-    return tuple(ids)
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A claim of the next tasks of an operator; `workers` has a name for each place."""
+    """A claim of the next tasks of an operator; each place is of a worker, and of its claim."""
 
     operator: str
-    workers: Sequence[str]
+    places: Sequence[tuple[str, str | None]]
     job_id: int | None
     in_batches: bool
     tasks_max: int
@@ -466,13 +527,13 @@ async def _claim_at_once(
     connection: Connection, asked: _Asked, issue: IssueTokens | None
 ) -> tuple[ClaimedTask, ...] | None:
     """Begin the next tasks; None if a limit counts, which has to be locked before any task is."""
-    limit = min(len(asked.workers), asked.tasks_max)
+    limit = min(len(asked.places), asked.tasks_max)
     picked = await _pick_next(connection, asked, _TIERS, limit=limit)
     if any(each.is_limited for each in picked):
         return None
     batches = [[each.id] for each in picked]
     return await _begin(
-        connection, batches, workers=asked.workers, issue=issue, operator=asked.operator
+        connection, batches, places=asked.places, issue=issue, operator=asked.operator
     )
 
 
@@ -484,18 +545,20 @@ async def _claim_by_tiers(
     Says also whether a limit was seen.
     """
     claimed: list[ClaimedTask] = []
-    left = list(asked.workers)
+    left = list(asked.places)
     is_limited = False
     await connection.execute(query("lock_limits"), {"operator": asked.operator})
     for tier in _TIERS:
         most = asked.tasks_max - len(claimed)
-        picked = await _pick_next(connection, asked, [tier], limit=min(len(left), most))
+        picked = await _pick_next(
+            connection, asked, [tier], limit=min(len(left), most), is_first=not claimed
+        )
         is_limited |= any(each.is_limited for each in picked)
         batches: Sequence[Sequence[int]] = [[each.id] for each in picked]
         if asked.in_batches:
             claiming = ClaimRequest(operator=asked.operator, priority=tier, tasks_max=most)
             batches = await filled(connection, picked, claiming)
-        claimed += await _begin(connection, batches, workers=left, issue=issue)
+        claimed += await _begin(connection, batches, places=left, issue=issue)
         left = left[len(batches) :]
         if not left or len(claimed) >= asked.tasks_max:
             break
@@ -505,7 +568,12 @@ async def _claim_by_tiers(
 
 
 async def _pick_next(
-    connection: Connection, asked: _Asked, tiers: Sequence[Priority], *, limit: int
+    connection: Connection,
+    asked: _Asked,
+    tiers: Sequence[Priority],
+    *,
+    limit: int,
+    is_first: bool = True,
 ) -> list[PickedTask]:
     found = await connection.execute(
         query("pick_next"),
@@ -514,16 +582,23 @@ async def _pick_next(
             "tiers": [tier.value for tier in tiers],
             "job": asked.job_id,
             "limit": limit,
+            # What this claim itself has begun already is no repeated one.
+            "claim_ids": sorted({claim_id for _, claim_id in asked.places if claim_id})
+            if is_first
+            else [],
         },
     )
-    return [PickedTask(**row) for row in await found.fetchall()]
+    rows = await found.fetchall()
+    if rows and rows[0]["id"] is None:
+        raise RepeatedClaim
+    return [PickedTask(**row) for row in rows]
 
 
 async def _begin(
     connection: Connection,
     batches: Sequence[Sequence[int]],
     *,
-    workers: Sequence[str],
+    places: Sequence[tuple[str, str | None]],
     issue: IssueTokens | None,
     operator: str | None = None,
 ) -> tuple[ClaimedTask, ...]:
@@ -535,33 +610,64 @@ async def _begin(
     """
     if not batches:
         return ()
-    tasks = [each for batch in batches for each in batch]
-    found = await connection.execute(query("read_attempts"), {"tasks": tasks})
-    rows = await found.fetchall()
-    names = batch_names(batches, {row["task_id"]: row["attempt"] for row in rows})
-    begun: Sequence[ClaimedTask] = [
-        ClaimedTask(**row, batch=names.get(row["task_id"], "")) for row in rows
-    ]
-    begun = await with_changes(connection, await with_rewrites(connection, begun))
-    issued = await issue(begun, connection=connection) if issue is not None else ()
-    holders = {
-        each: worker for batch, worker in zip(batches, workers, strict=False) for each in batch
-    }
+    begun, issued = await _read(connection, batches, issue)
+    holders = {each: place for batch, place in zip(batches, places, strict=False) for each in batch}
     asked = {
         "tasks": [each.task_id for each in begun],
         "tokens": [each.lease_token for each in begun],
-        "workers": [holders[each.task_id] for each in begun],
-        "grants": [f"{each.attempt}:{one.grants}" for each, one in zip(begun, issued, strict=True)]
-        if issued
-        else [None] * len(begun),
+        "workers": [holders[each.task_id][0] for each in begun],
+        "claim_ids": [holders[each.task_id][1] for each in begun],
+        "unacknowledged_ms": round(UNACKNOWLEDGED_SECONDS * 1000),
+        "grants": issued,
         "operator": operator,
         "by_rows": connection.woken is None,
     }
     left = await fetch_rows(connection, "begin_attempts", asked)
     note_woken(connection, [each for each in left if each["operator"] is not None])
-    if not issued:
-        return tuple(begun)
-    return tuple(replace(each, token=one.token) for each, one in zip(begun, issued, strict=True))
+    return begun
+
+
+async def _read(
+    connection: Connection, batches: Sequence[Sequence[int]], issue: IssueTokens | None
+) -> tuple[tuple[ClaimedTask, ...], list[str | None]]:
+    """What the attempts of these tasks are to do, with their tokens, and what these grant."""
+    tasks = [each for batch in batches for each in batch]
+    rows = await fetch_rows(connection, "read_attempts", tasks=tasks)
+    names = batch_names(batches, {row["task_id"]: row["attempt"] for row in rows})
+    read: Sequence[ClaimedTask] = [
+        ClaimedTask(**row, batch=names.get(row["task_id"], "")) for row in rows
+    ]
+    read = await with_changes(connection, await with_rewrites(connection, read))
+    read = await with_batches(connection, read)
+    if issue is None:
+        return tuple(read), [None] * len(read)
+    issued = await issue(read, connection=connection)
+    both = list(zip(read, issued, strict=True))
+    return (
+        tuple(replace(each, token=one.token) for each, one in both),
+        [f"{each.attempt}:{one.grants}" for each, one in both],
+    )
+
+
+async def _repeat(
+    connection: Connection,
+    known: Sequence[PickedTask],
+    *,
+    in_batches: bool,
+    issue: IssueTokens | None,
+) -> tuple[ClaimedTask, ...]:
+    """Attempts that run, and that nobody has acknowledged, for whoever has claimed them."""
+    if not known:
+        return ()
+    batches = joined(known) if in_batches else [[each.id] for each in known]
+    begun, issued = await _read(connection, batches, issue)
+    asked = {
+        "tasks": [each.task_id for each in begun],
+        "grants": issued,
+        "unacknowledged_ms": round(UNACKNOWLEDGED_SECONDS * 1000),
+    }
+    await connection.execute(query("repeat_attempts"), asked)
+    return begun
 
 
 async def _refused_beats(connection: Connection, fences: Sequence[Fence]) -> Mapping[int, Refusal]:

@@ -44,6 +44,8 @@ class TaskRefusalReason(StrEnum):
     """The outputs are not ones that this task may publish."""
     SCHEMA = "schema"
     """The columns of an output are not ones that its dataset can take."""
+    UNDECLARED = "undeclared"
+    """They are not those that the DAG declares."""
     MOVED = "moved"
     """What an output was merged with is not what is published any more; see `tasks.completion`."""
     NOT_DEAD = "not dead"
@@ -259,6 +261,8 @@ class AttemptEnd:
     """At most `PUBLISHED_MAX`: what was not published comes first."""
     omitted: int = 0
     """How many more there are."""
+    is_again: bool = field(default=False, compare=False)
+    """Whether it had ended before this call: the first answer may have been lost."""
 
     def bounded(self) -> AttemptEnd:
         """The same as it is kept and told, however many partitions a task has made."""

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import msgspec
+from psycopg.types.json import Jsonb
 
 from penstock.dispatcher.database.pool import Connection, fetch_rows, query
-from penstock.dispatcher.tasks.model import Fence, Refusal, TaskRefusalReason, TaskSnapshot
+from penstock.dispatcher.tasks.model import Fence, NewTask, Refusal, TaskRefusalReason, TaskSnapshot
 from penstock.kernel.errors import InvalidInput
 from penstock.protocol.base import TaskStatus
 from penstock.runtimes.base import PROGRESS_BYTES_MAX, progress_fault
 
+KEY_BYTES_MAX: Final = 1000
+_ROWS_MAX: Final = 5_000
 REASON_CHARACTERS_MAX: Final = 10_000
 SAYING_BYTES_MAX: Final = PROGRESS_BYTES_MAX
 """How much JSON an attempt may say of itself, as progress and as metrics."""
@@ -53,7 +56,7 @@ def refusal(task_id: int, row: TaskRow | None, *, claiming: bool = False) -> Ref
     if row is None:
         return Refusal(task_id, TaskRefusalReason.UNKNOWN, None)
     match row.state.status:
-        case TaskStatus.COMPLETED | TaskStatus.DEAD | TaskStatus.CANCELLED:
+        case TaskStatus.SUCCEEDED | TaskStatus.FAILED | TaskStatus.CANCELLED:
             why = TaskRefusalReason.OVER
         case _ if not claiming:
             why = TaskRefusalReason.STALE
@@ -68,18 +71,42 @@ def refusal(task_id: int, row: TaskRow | None, *, claiming: bool = False) -> Ref
     return Refusal(task_id, why, row.state)
 
 
+async def create_tasks(connection: Connection, new: Sequence[NewTask]) -> tuple[int | None, ...]:
+    """Make tasks and their wake-ups inside the caller's transaction, as routing does.
+
+    None stands where an equal task was there already. Equal tasks of one call are one task.
+    """
+    ids: list[int | None] = []
+    for first in range(0, len(new), _ROWS_MAX):
+        some = new[first : first + _ROWS_MAX]
+        if any(len(each.dedupe_key.encode()) > KEY_BYTES_MAX for each in some):
+            raise InvalidInput(f"The key of a task has {KEY_BYTES_MAX} bytes at most.")
+        asked = [{**asdict(each), "place": place} for place, each in enumerate(some)]
+        found = await connection.execute(query("create_tasks"), {"tasks": Jsonb(asked)})
+        for row in await found.fetchall():
+            if not row["is_known"]:
+                number = some[row["place"]].definition_id
+                raise InvalidInput(f"There is no definition {number} of a job.")
+            ids.append(row["id"])
+    await announce(connection, [each for each in ids if each is not None])
+    return tuple(ids)
+
+
 async def announce(connection: Connection, task_ids: Iterable[int]) -> None:
     """Announce tasks that have become claimable, or will be when they are due."""
     if tasks := list(task_ids):
         await wake(connection, "announce", tasks=tasks)
 
 
-async def wake(connection: Connection, statement: str, **asked: object) -> None:
+async def wake(
+    connection: Connection, statement: str, **asked: object
+) -> Sequence[Mapping[str, Any]]:
     """Announce what a statement finds that may begin: after the commit where somebody does that,
-    else by rows of the outbox, which it writes itself."""
+    else by rows of the outbox, which it writes itself. Returns what it said."""
     by_rows = connection.woken is None
     rows = await fetch_rows(connection, statement, by_rows=by_rows, **asked)
     note_woken(connection, rows)
+    return rows
 
 
 def note_woken(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -6,6 +6,9 @@ Where one has to grow, the attempts are locked, then the schemas, and what is gr
 order of the tasks: each of them fits all of its outputs, or is refused and changes nothing, and its
 neighbours go on. The order of locks is tasks by id, then schemas, then partitions by name.
 
+Where the DAG declares the columns of an output, what has others is refused first, without a lock:
+the task's own definition says what they are.
+
 Called by `penstock.dispatcher.tasks.completion`, in its transaction and before it ends anything.
 """
 
@@ -17,7 +20,8 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from penstock.datasets.schema import Column, evolve
+from penstock.datasets.schema import Column, evolve, refuse_undeclared
+from penstock.dispatcher.dag.model import OutputStorage
 from penstock.dispatcher.database.pool import Connection, query
 from penstock.dispatcher.tasks.model import Completion, Fence, TaskOutput
 from penstock.dispatcher.tasks.rows import fence_arrays, storable
@@ -35,19 +39,43 @@ class WrittenColumns:
     places: Mapping[tuple[int, str], Place]
     """By task and dataset; what is misplaced is not among them."""
     schemas: Mapping[Place, Columns]
+    declared: Mapping[tuple[int, str], DeclaredOutput]
+    """By task and dataset; only what the DAG declares."""
 
 
-def written(rows: Iterable[Mapping[str, Any]]) -> WrittenColumns:
+@dataclass(frozen=True, slots=True)
+class DeclaredOutput:
+    """What the DAG says of the columns of an output."""
+
+    columns: Columns
+    is_hot: bool
+    """Whether it has a table in Postgres, too."""
+
+
+def written(rows: Sequence[Mapping[str, Any]]) -> WrittenColumns:
     """From the rows of `hold_outputs`."""
     found = [row for row in rows if row["dataset"] is not None]
+    guarded = rows[0]["guarded"] or () if rows else ()
     return WrittenColumns(
         {
             (task_id, row["dataset"]): (row["dataset"], row["generation"])
             for row in found
             for task_id in row["tasks"]
         },
-        {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in found},
+        {(row["dataset"], row["generation"]): stored_columns(row["columns"]) for row in found},
+        {
+            (row["task_id"], dataset): DeclaredOutput(
+                declared_columns(said["columns"]), said.get("storage") == OutputStorage.POSTGRES
+            )
+            for row in guarded
+            for dataset, said in (row["declared"] or {}).items()
+        },
     )
+
+
+def declared_columns(said: Sequence[Mapping[str, str]]) -> Columns:
+    """Columns as the canonical form of a DAG has them."""
+    return tuple(Column(name, kind) for each in said for name, kind in each.items())
 
 
 async def refuse_misfits(
@@ -64,6 +92,38 @@ async def refuse_misfits(
     """
     unfit = [each for each in completions if not _fits(each, found.places, found.schemas)]
     return await _grow(connection, unfit, found.places, held) if unfit else {}
+
+
+def undeclared(completions: Iterable[Completion], found: WrittenColumns) -> Mapping[int, str]:
+    """Why outputs are not what the DAG declares, by task."""
+    if not found.declared:
+        return {}
+    said = {each.fence.task_id: _undeclared(each, found.declared) for each in completions}
+    return {task_id: told for task_id, told in said.items() if told is not None}
+
+
+def _undeclared(
+    completion: Completion, declared: Mapping[tuple[int, str], DeclaredOutput]
+) -> str | None:
+    """Why an output is not what the DAG declares."""
+    for output in completion.outputs:
+        known = declared.get((completion.fence.task_id, output.dataset))
+        if known is None:
+            continue
+        facts = output.facts
+        is_known = facts is not None and (
+            not facts.files or (facts.rows is not None and bool(facts.columns))
+        )
+        if known.is_hot and not is_known:
+            return (
+                "What is published with storage: postgres is Parquet whose columns are known, and"
+                " this is not. Write Parquet, as with task.write_rows."
+            )
+        try:
+            refuse_undeclared(known.columns, _said(output))
+        except SchemaRefused as error:
+            return f"{error.message} {error.hint}".strip()
+    return None
 
 
 def output_arrays(completions: Iterable[Completion]) -> Mapping[str, Sequence[Any]]:
@@ -120,7 +180,7 @@ async def _grow(
     }
     await connection.execute(query("make_schemas"), named)
     rows = await (await connection.execute(query("lock_schemas"), named)).fetchall()
-    before = {(row["dataset"], row["generation"]): _columns(row["columns"]) for row in rows}
+    before = {(row["dataset"], row["generation"]): stored_columns(row["columns"]) for row in rows}
     after, refused = _grown(asking, places, before)
     changed = sorted(place for place in after if after[place] != before[place])
     if changed:
@@ -140,8 +200,8 @@ async def grow_schema(
     named = {"datasets": [dataset], "generations": [generation]}
     await connection.execute(query("make_schemas"), named)
     (row,) = await (await connection.execute(query("lock_schemas"), named)).fetchall()
-    before = _columns(row["columns"])
-    after = evolve(before, _columns(columns))
+    before = stored_columns(row["columns"])
+    after = evolve(before, stored_columns(columns))
     if after != before:
         grown = {**named, "columns": [Jsonb([_plain(each) for each in after])]}
         await connection.execute(query("grow_schemas"), grown)
@@ -183,7 +243,8 @@ def _said(output: TaskOutput) -> Columns:
     )
 
 
-def _columns(plain: Sequence[Mapping[str, Any]] | None) -> Columns:
+def stored_columns(plain: Sequence[Mapping[str, Any]] | None) -> Columns:
+    """Columns as `generation_schema` has them."""
     return tuple(
         Column(each["name"], each["type"], each.get("is_nullable", True)) for each in plain or ()
     )

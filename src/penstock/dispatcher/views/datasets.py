@@ -22,6 +22,7 @@ from penstock.protocol.datasets import (
     ColumnAnswer,
     DatasetDetail,
     GenerationDetail,
+    HotTableAnswer,
     KeepAnswer,
     MaintainedAnswer,
     SnapshotAnswer,
@@ -45,11 +46,13 @@ class DatasetViews:
             row = found[0]
             generations = await fetch_rows(connection, "show_generations", dataset=row["uuid"])
             keep, maintain = row.pop("keep"), row.pop("maintain")
+            tables = await fetch_rows(connection, "hot_status", dataset=row["uuid"])
             return DatasetDetail(
                 **row,
                 keep=None if keep is None else msgspec.convert(keep, KeepAnswer),
                 generations=msgspec.convert(generations, list[GenerationDetail]),
                 maintain=None if maintain is None else msgspec.convert(maintain, MaintainedAnswer),
+                table=msgspec.convert(tables[0], HotTableAnswer) if tables else None,
             )
 
         return await self._database.transact(work)
@@ -426,9 +429,7 @@ class PartitionViews:
         return await self._database.transact(work)
 
     async def _ask(self, statement: str, /, **asked: object) -> list[dict[str, Any]]:
-        return await self._database.transact(
-            lambda connection: fetch_rows(connection, statement, **asked)
-        )
+        return await self._database.rows(statement, **asked)
 
 
 def _of(place: GenerationView) -> dict[str, Any]:
@@ -467,7 +468,7 @@ class SnapshotViews:
 
     async def about(self, name: str, snapshot: int) -> SnapshotFacts | None:
         """A snapshot; None if it is not there, or not any more."""
-        rows = await self._rows("about_snapshot", {"name": name, "id": snapshot})
+        rows = await self._database.rows("about_snapshot", {"name": name, "id": snapshot})
         return SnapshotFacts(**rows[0]) if rows else None
 
     async def added(self, about: SnapshotFacts, *, limit: int) -> Sequence[PartRow]:
@@ -482,7 +483,7 @@ class SnapshotViews:
         self, about: SnapshotFacts, *, after: tuple[str, str], limit: int
     ) -> Sequence[PartRow]:
         """Parts that it shows, after one by its partition and location."""
-        more = {"after_key": after[0], "after_location": after[1]}
+        more = {"after_key": after[0], "after_location": after[1], "low": None, "high": None}
         return await self._parts("parts_of_snapshot", about, limit=limit, **more)
 
     async def _parts(
@@ -495,7 +496,4 @@ class SnapshotViews:
             "base": about.base,
             **more,
         }
-        return msgspec.convert(await self._rows(statement, asked), list[PartRow])
-
-    async def _rows(self, statement: str, asked: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        return await self._database.transact(lambda one: fetch_rows(one, statement, asked))
+        return msgspec.convert(await self._database.rows(statement, asked), list[PartRow])

@@ -22,6 +22,7 @@ import msgspec
 from penstock.dispatcher.dag.model import AuthType, SourceKind, WebhookAuth
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.kernel.units import duration_ms
+from penstock.protocol.datasets import HotTableAnswer
 from penstock.protocol.events import AuthAnswer, SourceAnswer, SourcesAnswer
 from penstock.protocol.steering import (
     AlertAnswer,
@@ -73,6 +74,7 @@ class OverallStatus:
     jobs: list[JobAnswer]
     events_pending: int
     workers: int
+    tables: list[HotTableAnswer]
 
 
 _ID_MAX: Final = 2**63 - 1
@@ -132,7 +134,14 @@ class StatusViews:
         async def work(connection: Connection) -> OverallStatus:
             (row,) = await fetch_rows(connection, "overall")
             jobs = await fetch_rows(connection, "jobs_in_force")
-            return OverallStatus(jobs=[JobAnswer(**each) for each in jobs], **row)
+            tables = msgspec.convert(
+                await fetch_rows(connection, "hot_status", dataset=None), list[HotTableAnswer]
+            )
+            return OverallStatus(
+                jobs=[JobAnswer(**each) for each in jobs],
+                tables=[x for x in tables if x.behind or x.problem or not x.is_served],
+                **row,
+            )
 
         return await self._database.transact(work)
 
@@ -204,9 +213,7 @@ class StatusViews:
         return await self._database.transact(work)
 
     async def _ask(self, statement: str, /, **asked: object) -> list[Row]:
-        return await self._database.transact(
-            lambda connection: fetch_rows(connection, statement, **asked)
-        )
+        return await self._database.rows(statement, **asked)
 
 
 def _source(row: Row) -> SourceAnswer:

@@ -57,7 +57,7 @@ from penstock.dispatcher.wakeups.base import (
 )
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
-from penstock.kernel.errors import DispatcherError, DispatcherUnavailable
+from penstock.kernel.errors import DispatcherError, DispatcherUnavailable, PenstockError
 from penstock.kernel.service import Service
 from penstock.kernel.units import WAIT_SECONDS_MAX
 from penstock.protocol.work import (
@@ -114,7 +114,7 @@ class Broker(Service):
         entropy: Entropy | None = None,
     ) -> None:
         self._held_seconds = held_seconds
-        self._waiters_max = waiters_max
+        self.waiters_max = waiters_max
         self._clock = clock or SystemClock()
         # Receipts of another dispatcher, or of one that was here before, mean nothing here.
         self._entropy = entropy or system_entropy()
@@ -199,9 +199,9 @@ class Broker(Service):
         found = self._take(listener, operators)
         if found or seconds <= 0 or not operators:
             return found
-        if len(self._open) >= self._waiters_max:
+        if len(self._open) >= self.waiters_max:
             raise DispatcherUnavailable(
-                f"{self._waiters_max} workers already wait at this dispatcher.",
+                f"{self.waiters_max} workers already wait at this dispatcher.",
                 hint="Start another dispatcher.",
             )
         return await self._wait(listener, operators, seconds)
@@ -427,10 +427,17 @@ class LongPollListener(WakeUpListener):
                 continue
             try:
                 given = await self._ask()
-            except DispatcherError as error:
+                await self._answer_all(given)
+            except Exception as error:  # noqa: BLE001 - listening goes on, whatever it was
                 failures += 1
                 if failures == 1:
-                    _log.warning("failed to wait for work; retrying: %s", error)
+                    # Not our own kind of error is a mistake of ours: its traceback is worth having.
+                    is_ours = isinstance(error, PenstockError)
+                    _log.warning(
+                        "failed to wait for work; retrying: %s",
+                        error,
+                        exc_info=None if is_ours else error,
+                    )
                 seconds = min(0.25 * 2.0 ** min(failures, 10), _PAUSE_SECONDS_MAX)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds * self._entropy.uniform(0.8, 1.2)):
@@ -439,7 +446,6 @@ class LongPollListener(WakeUpListener):
             if failures:
                 _log.info("connection to a dispatcher recovered; waiting for work")
             failures = 0
-            await self._answer_all(given)
         await self._report()
 
     async def _ask(self) -> Sequence[WakeUpAnswer]:

@@ -36,7 +36,7 @@ from penstock.dispatcher.database.pool import Database, query, watching
 from penstock.dispatcher.wakeups.base import TASKS_COUNTED_MAX, TaskCounts, WakeUpChannel
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.entropy import Entropy, new_id, system_entropy
-from penstock.kernel.errors import DatabaseUnavailable
+from penstock.kernel.errors import DatabaseUnavailable, PenstockError
 from penstock.kernel.service import Service
 
 _log = logging.getLogger(__name__)
@@ -152,12 +152,17 @@ class Notifications(Service):
                 await self._poll_instead()
                 failures = 0
                 continue
-            except (psycopg.Error, DatabaseUnavailable, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - listening goes on, whatever it was
                 if self._clock.monotonic() - began > _PAUSE_SECONDS_MAX:
                     failures = 0
                 failures += 1
                 if failures == 1:
-                    _log.warning("failed to listen for Postgres notifications; retrying: %s", error)
+                    is_expected = isinstance(error, psycopg.Error | PenstockError | OSError)
+                    _log.warning(
+                        "failed to listen for Postgres notifications; retrying: %s",
+                        error,
+                        exc_info=None if is_expected else error,
+                    )
                 # Others may be told of work meanwhile, and the pool may reach Postgres.
                 await self._poll_if_anybody_waits()
             finally:

@@ -83,7 +83,8 @@ remembered by the worker that failed; if it dies, or if its claim runs out, the 
 Bounds. Every live worker looks at the leases every 60 s, or every 10 s times the number of
 workers if that is more, at most 600 s, with jitter: the fleet as a whole finds a lease that is
 over within 72 s. Scavenging, which needs no recovery, finds every pack within 144 s of its
-tenth second. A producer's roster is at most 30 s old: a worker that stops gets entries for that
+tenth second, or of the end of its lease: whatever a dead worker had, within three minutes. A
+producer's roster is at most 30 s old: a worker that stops gets entries for that
 long, and one that dies until its lease has ended.
 
 ## Requests

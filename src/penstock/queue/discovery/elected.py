@@ -204,10 +204,16 @@ class ElectedDiscovery(Discovery):
 
     async def peek(self, wanted: DiscoveryRequest) -> ScanResult | None:
         view = await self._peeking.look_at_urgent(ALL, worth=wanted.worth, wanted=wanted.tasks)
-        # Others look at the same: each tries what is equally urgent in an order of its own.
-        drawn = [(-each.priority, self._entropy.random(), each) for each in view.sights]
-        view.sights = [each for *_, each in sorted(drawn, key=lambda of: of[:2])]
+        self._sort_by_age(view)
         return view
+
+    def _sort_by_age(self, view: ScanResult) -> None:
+        """The most urgent first, then by age and chance: others look at the same."""
+        drawn = [
+            (-each.priority, each.age_ms + self._entropy.uniform(0, AGE_MS), each)
+            for each in view.sights
+        ]
+        view.sights = [each for *_, each in sorted(drawn, key=lambda of: of[:2])]
 
     def guarded(self) -> Sequence[Run]:
         return ALL if self._election.is_elected else ()
@@ -262,11 +268,7 @@ class SharedDiscovery(ElectedDiscovery):
         minute = int((await self._store.now()).earliest // 60)
         view = await self._scanner.look(ALL, minute=minute, worth=wanted.worth, wanted=wanted.tasks)
         self._scanner.go_on_from(ALL[0], self._entropy.randrange(SLOTS))
-        drawn = [
-            (-each.priority, each.age_ms + self._entropy.uniform(0, AGE_MS), each)
-            for each in view.sights
-        ]
-        view.sights = [each for *_, each in sorted(drawn, key=lambda of: of[:2])]
+        self._sort_by_age(view)
         return view
 
 

@@ -32,7 +32,8 @@ one pack and showed all there was. A busy queue is never asleep, and pays no rin
 A worker with room, and with nothing of its own to do, looks into the shards of owners that want
 help with a type it has a handler for, every `HELP_SECONDS`, and more rarely each time it finds
 nothing. An owner of a part of the queue looks into `ready/`, one list for all shards, at most
-every `READY_SECONDS`: so a task with a key or a delay may start that much later.
+every `READY_SECONDS`, and with the list that ends its tail: so a task with a key or a delay may
+start that much later.
 """
 
 from __future__ import annotations
@@ -190,7 +191,10 @@ class LeasedDiscovery(Discovery):
     @property
     def _is_asleep(self) -> bool:
         """Whether looks are for the doorbell now, and no longer lists: one has ended the tail."""
-        return self._asleep_at is not None and self._listed_at >= self._asleep_at + TAIL_SECONDS
+        return self._ends_tail(self._listed_at)
+
+    def _ends_tail(self, listed_at: float) -> bool:
+        return self._asleep_at is not None and listed_at >= self._asleep_at + TAIL_SECONDS
 
     @property
     def is_prompt(self) -> bool:
@@ -211,9 +215,8 @@ class LeasedDiscovery(Discovery):
     ) -> ScanResult:
         """List what is owned; go to sleep if that shows nothing, a few times."""
         instant = self._clock.monotonic()
-        with_ready = reason is not _List.AWAKE or runs == ALL
-        if with_ready or instant >= min(self._ready_at + READY_SECONDS, self._echo_at):
-            with_ready = True
+        with_ready = self._wants_ready(runs, instant, reason)
+        if with_ready:
             self._ready_at = instant
             self._echo_at = math.inf if instant >= self._echo_at else self._echo_at
         view = await self._scanner.look(
@@ -240,6 +243,12 @@ class LeasedDiscovery(Discovery):
         if not found or (self._is_rare and len(found) == 1 and not view.is_cut):
             await self._tire(instant)
         return view
+
+    def _wants_ready(self, runs: Sequence[Run], instant: float, reason: _List) -> bool:
+        """Whether `ready/` is listed as well: always by the list that ends the tail (QUEUE-24)."""
+        if reason is not _List.AWAKE or runs == ALL or self._ends_tail(instant):
+            return True
+        return instant >= min(self._ready_at + READY_SECONDS, self._echo_at)
 
     async def _tire(self, instant: float) -> None:
         """There is nothing more to find: go to sleep, if that has been so for some looks."""

@@ -14,7 +14,7 @@ behind what is always found first. Foreign keys are left alone and reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.queue.ids import LEDGER, PRIORITY_MAX, SLOTS, URGENT_MINUTE, PackAt
@@ -235,9 +235,34 @@ class Scanner:
     ) -> None:
         area = self._unhurried(whole=whole)
         start = self._resume_unhurried or area.first
+        if start != area.first and await self._look_above(
+            view, area, start, runs, worth=worth, wanted=wanted
+        ):
+            return
         self._resume_unhurried = await self._walk(
             view, area, start=start, runs=runs, worth=worth, wanted=wanted
         )
+
+    async def _look_above(
+        self,
+        view: ScanResult,
+        area: _Area,
+        start: str,
+        runs: Sequence[Run],
+        *,
+        worth: Callable[[PackCandidate], int],
+        wanted: int,
+    ) -> bool:
+        """Look at priorities above that at which the last look broke off; whether that will do."""
+        level = len(self._layout.unhurried) + 1
+        above = replace(area, end=start[:level])
+        before = len(view.sights)
+        if above.first >= above.end:
+            return False
+        broke_off = await self._walk(
+            view, above, start=area.first, runs=runs, worth=worth, wanted=wanted
+        )
+        return bool(broke_off) or sum(map(worth, view.sights[before:])) >= wanted
 
     def go_on_from(self, run: Run, slot: int) -> None:
         """Let the next look at a run that was broken off go on from another slot."""

@@ -51,7 +51,6 @@ from penstock.queue.ledger import QueueTaskState, QueueTaskStatus
 from penstock.queue.metrics import WorkerMetrics
 from penstock.queue.pack import Pack
 from penstock.queue.pack_session import PackSession
-from penstock.queue.task_views import WORDS
 from penstock.queue.tracing import attempting, is_collected
 
 HOOK_SECONDS: Final = 5.0
@@ -284,14 +283,14 @@ class AttemptObserver:
                             task=session.at.task(place),
                             type=session.at.type,
                             attempt=state.attempt,
-                            status=WORDS[status],
+                            status=status.word,
                             error=state.failure.error if state.failure else "",
                             message=state.failure.message if state.failure else "",
                         )
                     )
 
     def _settled(self, type: str, status: QueueTaskStatus) -> None:
-        self._metrics.tasks[type, WORDS[status]] += 1
+        self._metrics.tasks[type, status.word] += 1
 
     def _tell_of(
         self,
@@ -311,7 +310,7 @@ class AttemptObserver:
             type=task.type,
             attempt=task.attempt,
             seconds=attempt.seconds,
-            status=WORDS[status],
+            status=status.word,
             error=failure.error if failure else "",
             message=failure.message if failure else "",
         )

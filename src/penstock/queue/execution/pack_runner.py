@@ -539,8 +539,11 @@ class PackRunner:
     def _is_held_up(self) -> bool:
         """Whether all has ended and there is more, without a slot for it: a later write claims it.
 
-        What has ended waits no longer for that than for its neighbours (`settle_seconds`).
+        What has ended waits no longer for that than for its neighbours (`settle_seconds`). What ran
+        exclusively does not wait: lost now, it would count as failed.
         """
+        if self._context.room.is_reserved:
+            return False
         if self._draining or len(self._held) == self.session.at.count:
             return False
         return self._context.room.free_for(self._priority) <= 0 and self.left > 0

@@ -540,7 +540,7 @@ class WorkerLoop:
         if self._later_ms is not None and self._later_ms <= now_ms:
             self._later_ms = None
             self._look_afresh_in(0.0)
-        is_old = self._clock.monotonic() - self._found_at > self._discovery.sight_seconds
+        is_old = self._clock.monotonic() - self._found_at > self._sight_seconds()
         if is_old and self._found:
             # Others will have taken it by now, unless nobody else is led to it.
             self._is_afresh = True
@@ -574,6 +574,16 @@ class WorkerLoop:
         elif not self._was_full:
             self._put_off_look()
         self._was_full = not self._room.free
+
+    def _sight_seconds(self) -> float:
+        """How long what was found is worth trying.
+
+        Of low priorities not for long, if there is room for them: no peek shows what is less so.
+        """
+        seconds = self._discovery.sight_seconds
+        if self._found and self._found[0].priority < 0 and self._room.free:
+            return min(seconds, self._discovery.peek_seconds)
+        return seconds
 
     def _put_off_look(self) -> None:
         """There is no room any more: the next look can wait, unless it was asked for."""

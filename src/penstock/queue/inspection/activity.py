@@ -47,7 +47,7 @@ from penstock.queue.pack import Pack, check_pack
 from penstock.queue.replay import name_of
 from penstock.queue.settings import Polling, ShardLeaseSettings
 from penstock.queue.survey import Survey, document, surveyed
-from penstock.queue.task_views import CANCELLER, WORDS, view_of_ledger
+from penstock.queue.task_views import CANCELLER, view_of_ledger
 from penstock.store.base import Entry, Version, pages
 from penstock.store.metered import Kind, Prices, labelled
 
@@ -55,7 +55,7 @@ MINUTES: Final = 60
 """How far back is looked."""
 UNREAD: Final = "settled"
 """The outcome of tasks whose ledger was seen in a list, and not read."""
-OUTCOMES: Final = ("succeeded", "failed", "cancelled", "expired", UNREAD)
+OUTCOMES: Final = (*(each.word for each in QueueTaskStatus if each.settled), UNREAD)
 _MESSAGE_CHARACTERS_MAX: Final = 1000
 _TRACE_CHARACTERS_MAX: Final = 1500
 
@@ -122,7 +122,7 @@ def unread(at: PackAt, *, settled_at: float) -> SettledPack:
 def ended(at: PackAt, ledger: Ledger) -> SettledPack:
     """What a settled ledger tells."""
     outcomes: Counter[tuple[int, str]] = Counter(
-        (task.at_ms // 60_000, WORDS[task.status]) for task in ledger.tasks if task.status.settled
+        (task.at_ms // 60_000, task.status.word) for task in ledger.tasks if task.status.settled
     )
     claims = [line for line in ledger.log if _is_claim(line)]
     could_ms = max(ledger.submitted_ms or at.submitted_ms or 0, ledger.due_ms)

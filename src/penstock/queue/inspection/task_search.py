@@ -28,11 +28,11 @@ from penstock.kernel.text import listed, nearest, shown
 from penstock.queue import archive
 from penstock.queue.context import QueueContext
 from penstock.queue.ids import PackAt, check_name
-from penstock.queue.ledger import Ledger, check_ledger
+from penstock.queue.ledger import Ledger, QueueTaskStatus, check_ledger
 from penstock.queue.pack import Pack, check_pack
 from penstock.queue.submit_options import TAG_CHARACTERS_MAX, TAG_NAME, TAGS_MAX
 from penstock.queue.survey import Survey, dead_keys, document, surveyed
-from penstock.queue.task_views import STATES, TaskView, view_of_ledger, view_of_pack
+from penstock.queue.task_views import DELAYED, STATES, TaskView, view_of_ledger, view_of_pack
 from penstock.store.base import Entry
 from penstock.store.metered import labelled
 
@@ -129,6 +129,8 @@ BATCHES_MAX: Final = 50
 LIMIT_MAX: Final = 10_000
 _AT_ONCE: Final = 16
 _SETTLED: Final = frozenset(STATES[-4:])
+_FAILED: Final = frozenset({QueueTaskStatus.FAILED.word})
+_WAITING: Final = frozenset({QueueTaskStatus.READY.word, DELAYED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ async def list_tasks(
         found, notes, is_whole = await _in_the_queue(
             access, sieve, survey, type=type, limit=limit, packs_max=packs_max or READS_MAX
         )
-        if sieve.statuses == {"failed"} and len(found) <= limit:
+        if sieve.statuses == _FAILED and len(found) <= limit:
             dead = await _dead_letters(access, sieve, type=type, limit=limit)
             known = {view.id for view in found}
             found += [view for view in dead.tasks if view.id not in known]
@@ -269,7 +271,7 @@ def _may_have(pack: Entry | None, ledger: Entry | None, statuses: Collection[str
     """Whether there may be tasks of these statuses in a pack that is listed so."""
     if pack is not None and ledger is not None:
         return True
-    alone = {"ready", "delayed"} if pack is not None else _SETTLED
+    alone = _WAITING if pack is not None else _SETTLED
     return not alone.isdisjoint(statuses)
 
 
@@ -317,7 +319,7 @@ async def dead_letters(
 ) -> TaskListing:
     """The failed tasks in the archive of dead letters, roughly the last first."""
     with labelled("inspect"):
-        return await _dead_letters(access, _Sieve({"failed"}), type=type, limit=limit)
+        return await _dead_letters(access, _Sieve(_FAILED), type=type, limit=limit)
 
 
 async def _dead_letters(

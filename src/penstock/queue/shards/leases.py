@@ -32,10 +32,11 @@ looks at once. An owner lists them every 60 s (of more than 15 busy owners each 
 their number), or every 10 minutes if it is idle and knows no other owner, and every 10 minutes
 compares the lease objects with what it holds.
 
-Bounds. A dead owner's shards are taken within ttl (30 s, idle 90 s) + 90 s (the longest time
-between two looks, with its jitter) + the requests of one take; this also holds for a lost
-registration. An object that was damaged takes up to 90 s more. A worker that starts where a dead
-one was, and has the proof of it, takes them at its first look (`penstock.queue.incarnation`). A
+Bounds. A dead owner's shards are taken within three minutes: ttl (30 s, idle 90 s) + 90 s (the
+longest time between two looks, with its jitter), and the requests of one take besides; this also
+holds for a lost registration. An object that was damaged takes up to 90 s more. A worker that
+starts where a dead one was, and has the proof of it, takes them at its first look
+(`penstock.queue.incarnation`). A
 deleted lease of a live owner is replaced within 10 minutes, and is not missed before that. A
 worker that has lost a shard knows it at its next renewal (10 s, idle 30 s), one whose lease is
 over at once, without a request.

@@ -2,8 +2,8 @@
 
 | where | modules |
 |---|---|
-| in the worker, without PySpark | `runtime`, `host_pool`, `host_process` |
-| what a job and a runtime may say | `job_config`, `settings`; `sql_tokens` |
+| in the worker, without PySpark | `runtime`, `host_process` |
+| what a job and a runtime may say | `job_config`, `settings` |
 | between worker, host and engine | `frames`, `engine_protocol` |
 | in the host | `host`, `run_executor` |
 | sessions of Spark | `classic` or `connect`; `java`, `isolation`, `internals`, `class_archiver` |

@@ -1,6 +1,6 @@
 """Makes the archive of classes: `python -m penstock.runtimes.spark.class_archiver LOG PARENT`.
 
-A process of its own, at the lowest priority, started by `host_pool` when a host has been idle.
+A process of its own, at the lowest priority, started by `runtime` when a host has been idle.
 It starts a JVM that writes down the classes it has loaded when it ends, has it do what tasks do
 (read, group, join, write, Arrow), ends it, and moves the file to its place. One at a time makes
 it, by a lock beside the file; what a killed one leaves is overwritten by the next. Imports

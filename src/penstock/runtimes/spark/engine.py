@@ -95,10 +95,13 @@ from penstock.runtimes.spark.output_writer import (
 from penstock.runtimes.spark.partition_keys import keyed
 from penstock.runtimes.spark.result_size import (
     UNKNOWN_BYTES,
-    bounded,
+    collected_bytes_max,
     estimated_bytes,
+    gathered,
     gathered_bytes_max,
     is_beyond,
+    least_bytes,
+    total_bytes,
 )
 from penstock.runtimes.spark.rewriter import Rewriter, RewriteTask
 from penstock.runtimes.spark.settings import SparkSettings
@@ -165,6 +168,7 @@ class Engine:
         )
         self._transforms = TransformLoader()
         self._gathered_max = gathered_bytes_max(settings, cores=_cores(settings, session))
+        self._collected_max = collected_bytes_max(settings)
         self._merger = Merger(
             self._reader,
             self._writer,
@@ -348,21 +352,14 @@ class Engine:
         size = member.bytes_in
         if size <= bytes_max:
             size = max(size, estimated_bytes(frame, enough=bytes_max))
-        if shape.is_for_arrow and size <= bytes_max:
-            try:
-                with self._plain(session, is_small=member.bytes_in <= SMALL_BYTES_MAX):
-                    table = self._collected(frame, config)
-            except Exception as error:
-                if not is_too_large(error) and not is_beyond(error):
-                    raise
-                _log.info("the result of task %s is too large for Arrow", member.work.task_id)
-                size = UNKNOWN_BYTES
-            else:
-                if config.expect:
-                    phases.enter("checking")
-                table = checked_table(table, config.expect, output=output)
-                phases.enter("writing")
-                return self._write_table(member, output, table, shape)
+        is_tried = shape.is_for_arrow and size <= bytes_max
+        if is_tried:
+            small = self._through_arrow(
+                session, member, output, frame=frame, shape=shape, phases=phases
+            )
+            if small is not None:
+                return small
+            size = UNKNOWN_BYTES
         location = member.work.outputs[output].location
         access = self._accesses.to(location)
         watch = ViolationCounter(config.expect)
@@ -377,15 +374,74 @@ class Engine:
                 slices = [FileSlice(files=again)]
                 written = access.frame(session, slices, shape.columns, held)
                 _explained_check(written, left, output=output)
+        if is_tried and config.sort_by:
+            return self._by_data(session, member, output, files=files, shape=shape)
         return files
+
+    def _through_arrow(
+        self,
+        session: Any,
+        member: PlannedTask,
+        output: str,
+        *,
+        frame: DataFrame,
+        shape: OutputShape,
+        phases: PhaseTimer,
+    ) -> tuple[File, ...] | None:
+        """The same, of what can be gathered; None for what cannot."""
+        config = member.config
+        try:
+            with self._plain(session, is_small=member.bytes_in <= SMALL_BYTES_MAX):
+                table = self._collected(frame, config)
+        except Exception as error:
+            if not is_too_large(error) and not is_beyond(error):
+                raise
+            _log.info("the result of task %s is too large for Arrow", member.work.task_id)
+            return None
+        if config.expect:
+            phases.enter("checking")
+        table = checked_table(table, config.expect, output=output)
+        phases.enter("writing")
+        return self._write_table(member, output, table, shape)
+
+    def _by_data(
+        self,
+        session: Any,
+        member: PlannedTask,
+        output: str,
+        *,
+        files: tuple[File, ...],
+        shape: OutputShape,
+    ) -> tuple[File, ...]:
+        """What was sorted and written by Spark, or the same through Arrow if it is small.
+
+        A task of Spark may have made too much of it on this machine, and on another with fewer
+        cores, or with its rows in another order, it would not have: bytes do not depend on that.
+        """
+        location = member.work.outputs[output].location
+        slices = [FileSlice(files=[data_file(location, each) for each in files])]
+        with ExitStack() as held:
+            frame = self._accesses.to(location).frame(session, slices, shape.columns, held)
+            least = least_bytes(frame) * sums(files).rows
+            if least > self._collected_max or total_bytes(frame) > self._collected_max:
+                return files
+            bound = self._collected_max
+            table = gathered(frame, task_bytes_max=UNKNOWN_BYTES, bytes_max=bound)
+        self._writer.remove(location, files)
+        return self._write_table(member, output, table, shape)
 
     def _collected(self, frame: DataFrame, config: JobConfig) -> Any:
         """What is gathered, as a table. What goes beyond the bound raises, and is not."""
-        try:
-            checked = with_checks(bounded(frame, bytes_max=self._gathered_max), config.expect)
-        except PySparkException as error:
-            raise in_field(error, "config.expect") from error
-        return checked.toArrow()
+
+        def checked(measured: DataFrame) -> DataFrame:
+            try:
+                return with_checks(measured, config.expect)
+            except PySparkException as error:
+                raise in_field(error, "config.expect") from error
+
+        return gathered(
+            frame, checked, task_bytes_max=self._gathered_max, bytes_max=self._collected_max
+        )
 
     def _divided(
         self,
@@ -403,12 +459,12 @@ class Engine:
         access = self._accesses.to(place.location)
         watch = ViolationCounter(config.expect)
         divided = divide(
+            self._writer,
             keys.frame,
             shape,
             member,
             output,
-            access,
-            file_bytes=self._writer.file_bytes(config),
+            access=access,
             partitions_max=self._settings.partitions_max,
             watched=partial(_watched, watch),
         )

@@ -40,12 +40,15 @@ from penstock.runtimes.spark.internals import java_trace
 from penstock.runtimes.spark.job_config import JobConfig
 
 _SQL_CHARACTERS_MAX: Final = 60
+_NANOSECONDS: Final = (
+    "Spark reads no nanoseconds: write times in microseconds, as pandas does by"
+    " to_parquet(path, coerce_timestamps='us')."
+)
 _ADVICE: Final = {
     "UNBOUND_SQL_PARAMETER": "Give it a value below parameters in the config of the job.",
-    "TIMESTAMP(NANOS": (
-        "Spark reads no nanoseconds: write times in microseconds, as pandas does by"
-        " to_parquet(path, coerce_timestamps='us')."
-    ),
+    "TIMESTAMP(NANOS": _NANOSECONDS,
+    # What it says of a file whose columns are known.
+    "Expected Spark type timestamp": _NANOSECONDS,
 }
 """What to do, by the condition of an error or words of its sentence."""
 _REASON_CHARACTERS_MAX: Final = 4_000

@@ -1,7 +1,7 @@
 """The process in which Spark's driver and users' transforms run.
 
 Started as `python -m penstock.runtimes.spark.host PARENT` by
-`penstock.runtimes.spark.host_pool`, which talks to it over a socket at standard input. It makes
+`penstock.runtimes.spark.runtime`, which talks to it over a socket at standard input. It makes
 one session, then the engine, and runs work in threads until it is told to end, or is killed, or
 its JVM is. The main thread reads the socket and never waits for Spark.
 

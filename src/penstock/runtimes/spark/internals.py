@@ -13,18 +13,22 @@ Tried by `make spark` on the lowest, a middle and the newest release that is all
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext, java_gateway
+from pyspark import SparkContext, java_gateway, serializers, util
 from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.sql import DataFrame, SparkSession, types
 from pyspark.sql.pandas import types as arrow_types
 
@@ -43,6 +47,84 @@ def arrow_schema(schema: types.StructType) -> Any:
     # Up to 4.1 instants are in UTC without being asked.
     is_asked = "timezone" in inspect.signature(convert).parameters
     return convert(schema, timezone="UTC") if is_asked else convert(schema)
+
+
+BatchSeen = Callable[[Any], object]
+"""Is given each batch of Arrow when it is there; what it raises ends the gathering."""
+_gatherings: Final = itertools.count()
+
+
+def gather(frame: DataFrame, seen: BatchSeen) -> Any:
+    """The rows of a frame, as `toArrow` gives them, whose Spark job ends where `seen` raises."""
+    batches = (_from_server if is_of_connect(frame) else _from_jvm)(frame, seen)
+    schema = arrow_schema(frame.schema)
+    return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
+
+
+def _from_server(frame: DataFrame, seen: BatchSeen) -> list[Any]:
+    plan: Any = frame._plan  # noqa: SLF001 - PySpark has no other way
+    client: Any = frame.sparkSession.client
+    found = []
+    # A server ends the operation of an answer that is closed.
+    with closing(client.to_table_as_iterator(plan.to_proto(client), plan.observations)) as answer:
+        for each in answer:
+            for batch in each.to_batches() if isinstance(each, pa.Table) else ():
+                seen(batch)
+                found.append(batch)
+    return found
+
+
+def _from_jvm(frame: DataFrame, seen: BatchSeen) -> list[Any]:
+    context = frame.sparkSession.sparkContext
+    tag = f"penstock-gathering-{next(_gatherings)}"
+    context.addJobTag(tag)
+    try:
+        port, secret, server = frame._jdf.collectAsArrowToPython()  # noqa: SLF001
+    finally:
+        context.removeJobTag(tag)
+    stream = _BatchStream(seen, lambda: context.cancelJobsWithTag(tag))
+    try:
+        load: Any = util._load_from_socket  # noqa: SLF001 - PySpark has no other way
+        opened = load((port, secret), stream)
+        # Up to 4.1 it is what was read, and later what opens and closes it.
+        if hasattr(opened, "__enter__"):
+            with opened:
+                pass
+    finally:
+        with suppress(PySparkException, Py4JError) if stream.error else unwrap_spark_exception():
+            server.getResult()  # Raises what the job has failed with.
+    if stream.error is not None:
+        raise stream.error
+    return stream.found
+
+
+class _BatchStream:
+    """Reads what a JVM sends of a frame: batches as they are made, and then their order."""
+
+    def __init__(self, seen: BatchSeen, cancel: Callable[[], None]) -> None:
+        self.found: list[Any] = []
+        self.error: Exception | None = None
+        self._seen = seen
+        self._cancel = cancel
+
+    def load_stream(self, stream: Any) -> None:
+        for batch in pa.ipc.open_stream(stream):
+            # What the job has made before it is cancelled is read to its end, and not kept.
+            if self.error is None:
+                self._see(batch)
+        # Less than 0 if the job has failed, which is raised elsewhere.
+        read_int: Any = serializers.read_int
+        count = 0 if self.error else max(0, read_int(stream))
+        self.found = [self.found[read_int(stream)] for _ in range(count)]
+
+    def _see(self, batch: Any) -> None:
+        try:
+            self._seen(batch)
+            self.found.append(batch)
+        except Exception as error:  # noqa: BLE001 - it is raised when the job has ended
+            self.error = error
+            self.found.clear()
+            self._cancel()
 
 
 def launch_jvm(**how: Any) -> Any:
@@ -337,6 +419,7 @@ def check_client(session: Any) -> None:
         ("connect.observation", connect_observation),
         ("client.set_retry_policies", lambda: session.client.set_retry_policies),
         ("client.interrupt_tag", lambda: session.client.interrupt_tag),
+        ("client.to_table_as_iterator", lambda: session.client.to_table_as_iterator),
         ("Builder._options", lambda: builder_options(session.builder)),
         ("Catalog._sparkSession", lambda: session_of_catalog(session.catalog)),
     ]
@@ -348,6 +431,7 @@ def _driver_checks(session: Any) -> list[tuple[str, Callable[[], Any]]]:
     jvm = jvm_of(session)
     return [
         ("to_arrow_schema", _check_arrow),
+        ("collectAsArrowToPython", lambda: gather(session.range(1).where("false"), id)),
         ("SparkContext.isStopped", lambda: scala_context(context).isStopped()),
         (
             "SparkContext.cancelJobGroupAndFutureJobs",

@@ -95,7 +95,7 @@ def leave(session: Any) -> None:
             each.unpersist()
         except PySparkException as error:
             # As when a Connect server looks again for a view that it was made of.
-            _log.warning("what a task has cached is not dropped: %s", error)
+            _log.warning("failed to unpersist cached data of a task: %s", error)
 
 
 def install(session: type, frame: type, catalog: type, context: type | None = None) -> None:
@@ -217,9 +217,9 @@ class _Family:
                 self.shared.drop(kind, name)
             except Py4JError as error:
                 is_clean = False
-                _log.warning("the %s %s that a task has left is not dropped: %s", kind, name, error)
+                _log.warning("failed to drop the %s %s that a task left: %s", kind, name, error)
             else:
-                _log.info("the %s %s that a task has left is dropped", kind, name)
+                _log.info("dropped the %s %s that a task left", kind, name)
         self.shared.clear()
         return is_clean
 

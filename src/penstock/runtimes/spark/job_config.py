@@ -2,7 +2,8 @@
 
 `config_faults` judges a job when its DAG is applied. `read_config` gives the engine the same
 config as a value; what it refuses has been refused before, unless the DAG was applied by an
-older release.
+older release. `sql_tokens` is what comments and layout leave of a query, so that an edit of those
+defines nothing new, and nothing that follows from a query's text follows from its comments.
 
 What a job expects of its output stands under `expect`; `expectations` checks the data:
 
@@ -22,6 +23,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final, TypeGuard
 
 from penstock.kernel.errors import WorkReleased
@@ -397,3 +399,44 @@ def names(said: Iterable[str]) -> str:
     every = list(said)
     more = f" and {len(every) - 12} more" if len(every) > 12 else ""
     return ", ".join(every[:12]) + more
+
+
+_SQL_TOKEN: Final = re.compile(
+    r"""(?P<space>\s+|--(?:\\\r?\n|[^\r\n])*)
+    | (?P<comment>/\*(?!\+))
+    | [rR]'[^']*' | [rR]"[^"]*"
+    | '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | `(?:[^`]|``)*`
+    | \d+(?:\.\d*)?(?:[eE][+-]?\d+)?\w* | \.\d+(?:[eE][+-]?\d+)?\w* | \w+
+    | /\*\+ | \*/ | [<>=!|&^~:+*/%@\#$?-]+? (?=\s|--|/\*|\*/|[^<>=!|&^~:+*/%@\#$?-]|$)
+    | [^'"`]""",
+    re.DOTALL | re.VERBOSE,
+)
+"""What Spark's lexer cuts a query into, and runs of operators as one: `a=-1` is not `a = -1`, which
+only means that such an edit counts. A quote that is not closed matches nothing."""
+_COMMENT_EDGE: Final = re.compile(r"/\*(?!\+)|\*/")
+
+
+@lru_cache(maxsize=1024)
+def sql_tokens(sql: str) -> tuple[str, ...] | None:
+    """The tokens of a query without its comments, of which hints are none.
+
+    None if a quote or a comment is not closed.
+    """
+    tokens: list[str] = []
+    at = 0
+    while at < len(sql):
+        found = _SQL_TOKEN.match(sql, at)
+        if found is None:
+            return None
+        at = found.end()
+        if found["comment"]:
+            depth = 1
+            while depth:
+                edge = _COMMENT_EDGE.search(sql, at)
+                if edge is None:
+                    return None
+                depth += 1 if edge[0] == "/*" else -1
+                at = edge.end()
+        elif not found["space"]:
+            tokens.append(found[0])
+    return tuple(tokens)

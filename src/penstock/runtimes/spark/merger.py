@@ -56,9 +56,9 @@ from penstock.datasets.schema import TASK_COLUMN, Column, evolve, is_hidden
 from penstock.datasets.snapshot import DataFile
 from penstock.kernel.errors import SchemaRefused, WorkFailed
 from penstock.runtimes.base import NOT_READ, Merge, ProducedOutput, Staged, WorkInput, WorkOutput
-from penstock.runtimes.spark.access.base import FileSlice, PartitionedFiles
+from penstock.runtimes.spark.access.base import FileSlice, PartitionedFiles, WriteTarget
 from penstock.runtimes.spark.access.choosing import AccessSelector
-from penstock.runtimes.spark.columns import quoted
+from penstock.runtimes.spark.columns import columns_of, quoted
 from penstock.runtimes.spark.engine_protocol import PhaseTimer
 from penstock.runtimes.spark.errors import in_field, is_too_large
 from penstock.runtimes.spark.input_reader import InputFiles, InputReader
@@ -210,12 +210,12 @@ class Merger:
         rows, whole, columns = self._rows(merging, result, place, merge, staged.columns)
         lively = live(rows)
         divided = divide(
+            self._writer,
             lively,
             shape_of(lively, whole.config, without=(KEY,)),
             whole,
             merging.output,
-            self._accesses.to(place.location),
-            file_bytes=self._writer.file_bytes(whole.config),
+            access=self._accesses.to(place.location),
             partitions_max=self._partitions_max,
         )
         aside: PartitionedFiles = {}
@@ -310,8 +310,8 @@ class Merger:
         """The keys of deleted rows, written to the folders of their partitions.
 
         They are gathered and written here, for these folders are inside of what one pass of Spark
-        writes. Where they are too many for that, or are texts with a collation, each partition is a
-        pass of its own.
+        writes. Where they are too many for that, or are texts with a collation, they are written
+        aside, by partition, and each of those that have any is a pass over that.
         """
         output, location = merging.output, merging.place.location
         away = _plainly(whole)
@@ -324,13 +324,14 @@ class Merger:
                 raise
             gathered = None
         if gathered is None:
+            kept = self._kept(merging, away, frame)
             return {
                 key: self._files(
                     merging,
                     elsewhere(away, output, f"{location}/{part(key)}/{DELETED}"),
-                    frame.where(F.col(KEY) == key).drop(KEY),
+                    kept.where(F.col(KEY) == key).drop(KEY),
                 )
-                for key in keys
+                for (key,) in kept.select(KEY).distinct().sort(KEY).collect()
             }
         found = split_rows(gathered, KEY, keys)
         file_bytes = self._writer.file_bytes(away.config)
@@ -340,6 +341,21 @@ class Merger:
             )
             for key, rows in found.items()
         }
+
+    def _kept(self, merging: MergeTask, member: PlannedTask, frame: DataFrame) -> DataFrame:
+        """The rows of partitions, computed once, from files that are sorted by key."""
+        location = merging.place.location
+        scratch = f"{member.work.scratch or location}/deleted/{merging.output}"
+        target = WriteTarget(
+            location=f"{scratch}/kept",
+            staging=scratch,
+            file_bytes=self._writer.file_bytes(member.config),
+        )
+        access = self._accesses.to(location)
+        files = access.write(frame.hint("rebalance", KEY).sortWithinPartitions(KEY), target)
+        there = [data_file(target.location, each) for each in files]
+        columns = columns_of(frame.schema)
+        return access.frame(merging.session, [FileSlice(files=there)], columns, merging.held)
 
     def _files(self, merging: MergeTask, member: PlannedTask, frame: DataFrame) -> tuple[File, ...]:
         return self._write_files(

@@ -61,8 +61,7 @@ from penstock.runtimes.spark.input_reader import (
     needed,
     pruned,
 )
-from penstock.runtimes.spark.job_config import MARKERS, PARTITION, JobConfig, names
-from penstock.runtimes.spark.sql_tokens import sql_tokens
+from penstock.runtimes.spark.job_config import MARKERS, PARTITION, JobConfig, names, sql_tokens
 from penstock.runtimes.user_code import FunctionReference, LoadedCode
 
 

@@ -9,7 +9,8 @@ of how much there is to write, or where files are to be smaller than what a task
 are shuffled once more and cut adaptively (`rebalance`). If there are many small files in the
 end, they are put together, from what was written (`result_size`): that reads and writes little,
 or it is not done. `cluster_by` always takes that second step: ranges need a sample of all rows
-first, and the rows are written, into the attempt's scratch, before it is taken.
+first, and the rows are written, into the attempt's scratch, before it is taken. Files that came out
+far too large are cut in the same way.
 
 Equal rows give equal bytes if the job has `sort_by`: rows go to files by a hash of all of their
 columns, are sorted by all of them, and the number of files is made of bytes that were given and
@@ -29,9 +30,10 @@ Whatever a crash leaves is swept with the attempt, partition by partition; the n
 a folder of its own and may find other keys. A completion whose answer was lost is reported
 again, and has the same answer. Expectations are checked over all rows before there is a
 manifest. Without `sort_by` the rows of a key that are many become several files, as adaptive
-execution cuts them; with it a partition is one sorted file. A result without rows has no
-partitions, and publishes nothing. Columns are reported with the first partition only: all have
-the same.
+execution cuts them; with it a partition is one sorted file at first. Where these are far from the
+target size, or of `cluster_by` several, those of the key are written again. A result without rows
+has no partitions, and publishes nothing. Columns are reported with the first partition only: all
+have the same.
 
 Called by the engine, and by `merger` and `rewriter`.
 """
@@ -95,7 +97,12 @@ from penstock.runtimes.spark.internals import arrow_schema
 from penstock.runtimes.spark.job_config import JobConfig, names
 from penstock.runtimes.spark.operators import SMALL_BYTES_MAX, PlannedTask
 from penstock.runtimes.spark.partition_keys import KEY
-from penstock.runtimes.spark.result_size import UNKNOWN_BYTES, files_for, splinters
+from penstock.runtimes.spark.result_size import (
+    UNKNOWN_BYTES,
+    files_for,
+    misfits,
+    oversized,
+)
 from penstock.runtimes.spark.settings import ADVISORY, SHUFFLED_BYTES_MIN, SHUFFLED_MIN, heap_bytes
 
 _log = logging.getLogger(__name__)
@@ -246,16 +253,32 @@ class OutputWriter:
             spread = frame
         with _cut_by(session, file_bytes) if is_cut else ExitStack():
             files = access.write(watched(spread), target)
-        small = splinters(files, file_bytes=file_bytes)
-        if not small:
+        return self.fitted(session, files, shape, config=config, access=access, target=target)
+
+    def fitted(
+        self,
+        session: Any,
+        files: tuple[File, ...],
+        shape: OutputShape,
+        *,
+        config: JobConfig,
+        access: DataAccess,
+        target: WriteTarget,
+    ) -> tuple[File, ...]:
+        """Files that were written there, and others for those that are far from the target size.
+
+        What is clustered is written again also where it is several files: they hold no ranges.
+        """
+        gone = misfits(files, file_bytes=target.file_bytes, is_sorted=bool(config.ordered_by))
+        if config.cluster_by and len(files) > 1:
+            gone = files
+        if not gone:
             return files
-        # All that is sorted is cut anew: files then still are of a size.
-        gone = files if config.sort_by else small
         after = replace(target, first=len(files))
         made = self._again(
             session, gone, shape, config=config, access=access, source=target, target=after
         )
-        self._transfer.delete(f"{location}/{each.name}" for each in gone)
+        self.remove(target.location, gone)
         return (*(each for each in files if each not in gone), *made)
 
     def _again(
@@ -269,7 +292,7 @@ class OutputWriter:
         source: WriteTarget,
         target: WriteTarget,
     ) -> tuple[File, ...]:
-        """Write files again, as fewer or by range."""
+        """Write files again, as fewer or more, or by range."""
         if not files:
             return ()
         count = files_for(sums(files).bytes, file_bytes=target.file_bytes)
@@ -280,6 +303,8 @@ class OutputWriter:
                 spread = _ranged(frame, shape, count)
             elif config.sort_by:
                 spread = _sorted(frame, shape, count)
+            elif oversized(files, file_bytes=target.file_bytes):
+                spread = frame.repartition(count)
             else:
                 spread = frame.coalesce(count)
             return access.write(spread, target)
@@ -331,6 +356,10 @@ class OutputWriter:
             facts=facts,
             **(_slice(work) if slice_ is None else slice_),
         )
+
+    def remove(self, location: str, files: Sequence[File]) -> None:
+        """Remove files for which others are there, or will be."""
+        self._transfer.delete(f"{location}/{each.name}" for each in files)
 
     def tidy(self, location: str, named: Collection[str]) -> None:
         """Remove files of Spark tasks that no manifest will name.
@@ -458,13 +487,13 @@ _SHUFFLED_BYTES_MIN: Final = "1b"
 
 
 def divide(
+    writer: OutputWriter,
     frame: DataFrame,
     shape: OutputShape,
     member: PlannedTask,
     output: str,
-    access: DataAccess,
     *,
-    file_bytes: int,
+    access: DataAccess,
     partitions_max: int,
     watched: Callable[[DataFrame], DataFrame] = lambda frame: frame,
 ) -> PartitionedFiles:
@@ -472,16 +501,25 @@ def divide(
 
     `watched` gets what is written, where each row comes by once.
     """
-    work = member.work
-    location = work.outputs[output].location
+    work, config, session = member.work, member.config, frame.sparkSession
+    location, staging = work.outputs[output].location, work.scratch
+    file_bytes = writer.file_bytes(config)
     target = WriteTarget(
-        location=location, staging=f"{work.scratch or location}/{output}", file_bytes=file_bytes
+        location=location, staging=f"{staging or location}/{output}", file_bytes=file_bytes
     )
-    with _on_all_cores(frame.sparkSession):
-        divided = access.write_keys(_spread(frame, shape, watched), KEY, target)
+    with _cut_by(session, file_bytes), _on_all_cores(session):
+        spread = _spread(frame, shape, watched, is_one=bool(config.sort_by))
+        divided = access.write_keys(spread, KEY, target)
     if len(divided) > partitions_max:
         raise too_many(output, f"{len(divided):,}", partitions_max)
-    return divided
+
+    def fitted(key: str) -> tuple[File, ...]:
+        home = replace(target, location=f"{location}/{part(key)}")
+        return writer.fitted(
+            session, divided[key], shape, config=config, access=access, target=home
+        )
+
+    return {key: fitted(key) for key in divided}
 
 
 def too_many(output: str, count: str, partitions_max: int) -> WorkFailed:
@@ -540,17 +578,21 @@ def publishable(
 
 
 def _spread(
-    frame: DataFrame, shape: OutputShape, watched: Callable[[DataFrame], DataFrame]
+    frame: DataFrame,
+    shape: OutputShape,
+    watched: Callable[[DataFrame], DataFrame],
+    *,
+    is_one: bool,
 ) -> DataFrame:
-    """The rows of a key together and in order, as the writer wants them.
+    """The rows of a key together and in order, as the writer wants them; a file for each of them if
+    there is to be one.
 
     They are watched below the sort, so that Spark's writer sees the order that it relies on.
     """
-    if shape.order:
-        every = [F.col(quoted(name)) for name in shape.order]
-        every += _ties(shape)
-        return watched(frame.repartition(F.col(KEY))).sortWithinPartitions(KEY, *every)
-    return watched(frame.hint("rebalance", KEY)).sortWithinPartitions(KEY)
+    every = [F.col(quoted(name)) for name in shape.order]
+    every += _ties(shape)
+    spread = frame.repartition(F.col(KEY)) if is_one else frame.hint("rebalance", KEY)
+    return watched(spread).sortWithinPartitions(KEY, *every)
 
 
 @contextmanager

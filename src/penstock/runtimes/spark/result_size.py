@@ -17,7 +17,8 @@ together. A wide row after very many narrow ones is refused too early, which cos
 nothing else. What all partitions have together is bounded by `spark.driver.maxResultSize`.
 
 Files follow the result and not what was read: Spark cuts by its own tasks first, and small
-files (`splinters`) are put together afterwards, from the files (`output_writer`). With
+files (`splinters`) are put together and large ones (`oversized`) cut afterwards, from the files
+(`output_writer`). With
 `sort_by` every number here is made of the data alone: of the bytes that were given, and of
 those that files have.
 """
@@ -25,15 +26,18 @@ those that files have.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, types
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from penstock.datasets.manifest import File
+from penstock.datasets.manifest import File, sums
 from penstock.runtimes.spark.columns import quoted
 from penstock.runtimes.spark.internals import (
+    gather,
     optimized_plan,
     plan_leaves,
     planned_bytes,
@@ -50,6 +54,8 @@ _SPLINTER: Final = 8
 """A file is a splinter below this part of the target size."""
 _FEWER: Final = 4
 """Splinters are put together if so many times fewer files hold them."""
+_FAR: Final = 4
+"""A file is cut again if it is so many times larger than it should be."""
 
 
 def files_for(size: int, *, file_bytes: int) -> int:
@@ -65,6 +71,23 @@ def splinters(files: Sequence[File], *, file_bytes: int) -> tuple[File, ...]:
     small = tuple(each for each in files if each.bytes * _SPLINTER < file_bytes)
     needed = files_for(sum(each.bytes for each in small), file_bytes=file_bytes)
     return small if len(small) >= _FEWER * needed else ()
+
+
+def oversized(files: Sequence[File], *, file_bytes: int) -> tuple[File, ...]:
+    """The files that are better cut."""
+    return tuple(each for each in files if each.bytes > _FAR * file_bytes)
+
+
+def misfits(files: Sequence[File], *, file_bytes: int, is_sorted: bool = False) -> tuple[File, ...]:
+    """The files that are better written again; all that are sorted or none of them.
+
+    Those are too large if they are so on average: equal rows are in one, however often it is cut.
+    """
+    small = splinters(files, file_bytes=file_bytes)
+    if is_sorted:
+        is_far = sums(files).bytes > _FAR * file_bytes * len(files)
+        return tuple(files) if small or is_far else ()
+    return (*small, *oversized(files, file_bytes=file_bytes))
 
 
 OUR_SOURCES: Final = "penstock_"
@@ -110,6 +133,7 @@ def _is_made_in_driver(leaf: Any) -> bool:
 
 
 _BEYOND: Final = "PENSTOCK_RESULT_BEYOND_BOUND"
+_BYTES: Final = "_penstock_bytes"
 _PLACE: Final = f"((monotonically_increasing_id() & {(1 << 33) - 1}) + 1)"
 """The place of a row in its partition, from 1: the lower 33 bits of its id."""
 _WIDTHS: Final[dict[type[types.DataType], int]] = {
@@ -135,18 +159,67 @@ def gathered_bytes_max(settings: SparkSettings, *, cores: int) -> int:
     return min(settings.arrow_bytes_max, room)
 
 
+def collected_bytes_max(settings: SparkSettings) -> int:
+    """How much the tasks of Spark may gather of one result together: all that run at once, an
+    eighth of the heap. Of cores it knows nothing."""
+    room = heap_bytes(settings.driver_memory) // (_SHARE * settings.parallel)
+    return settings.arrow_bytes_max if settings.is_connect else min(settings.arrow_bytes_max, room)
+
+
 def bounded(frame: DataFrame, *, bytes_max: int) -> DataFrame:
     """The frame, whose job fails as soon as a partition has more than about so much."""
-    fixed, varying = 0, list[str]()
-    for field in frame.schema.fields:
-        width, more = _width(quoted(field.name), field.dataType)
-        fixed += width
-        varying += more
-    width_of_row = " + ".join([f"CAST({max(1, fixed)} AS BIGINT)", *varying])
     # Divided, because a product of the two may have no place in 64 bits. One text, because each
     # expression that is put together here would cost a call of the JVM.
-    is_within = f"{width_of_row} <= CAST({bytes_max} AS BIGINT) / {_PLACE}"
+    is_within = f"{_sum(*_row(frame))} <= CAST({bytes_max} AS BIGINT) / {_PLACE}"
     return frame.where(f"assert_true({is_within}, '{_BEYOND}') IS NULL")
+
+
+def gathered(
+    frame: DataFrame,
+    added: Callable[[DataFrame], DataFrame] = lambda frame: frame,
+    *,
+    task_bytes_max: int,
+    bytes_max: int,
+) -> Any:
+    """The rows of a frame as a table, with the columns that are `added`.
+
+    Raises what `is_beyond` knows, if a task of Spark or all of them make more.
+    """
+    fixed, varying = _row(frame)
+    measured = bounded(frame, bytes_max=task_bytes_max)
+    if varying:
+        measured = measured.select("*", F.expr(_sum(fixed, varying)).alias(_BYTES))
+    place, total = len(frame.columns), 0
+
+    def seen(batch: Any) -> None:
+        nonlocal total
+        total += (pc.sum(batch.column(place)).as_py() or 0) if varying else batch.num_rows * fixed
+        if total > bytes_max:
+            raise OverflowError(_BEYOND)
+
+    table = gather(added(measured), seen)
+    return table.remove_column(place) if varying else table
+
+
+def total_bytes(frame: DataFrame) -> int:
+    """How much `gathered` would count; all rows are read."""
+    said = F.sum(F.expr(_sum(*_row(frame))))
+    return int(frame.agg(said).collect()[0][0] or 0)
+
+
+def least_bytes(frame: DataFrame) -> int:
+    """What a row has at least."""
+    return _row(frame)[0]
+
+
+def _row(frame: DataFrame) -> tuple[int, list[str]]:
+    """The bytes of a row: those that all have, and what has to be asked of each, in SQL."""
+    widths = [_width(quoted(field.name), field.dataType) for field in frame.schema.fields]
+    return max(1, sum(each[0] for each in widths)), [one for each in widths for one in each[1]]
+
+
+def _sum(fixed: int, varying: Sequence[str]) -> str:
+    return " + ".join([f"CAST({fixed} AS BIGINT)", *varying])
 
 
 def is_beyond(error: BaseException) -> bool:

@@ -343,6 +343,8 @@ _SHUFFLES: Final = "spark.sql.shuffle.partitions"
 _SHUFFLES_MIN: Final = 4
 _INITIAL: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 _INITIAL_MIN: Final = 200
+_RESULT_BYTES_MIN: Final = 32 * 2**20
+"""What Spark reports of some thousands of tasks that write is a result, too."""
 _STANDALONE: Final = "spark://"
 _PYTHON: Final = "spark.pyspark.python"
 _UTF_8: Final = re.compile(r"utf-?8", re.IGNORECASE)
@@ -355,8 +357,9 @@ def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping
         **_CLASSIC,
         "spark.master": settings.master,
         "spark.driver.memory": settings.driver_memory,
-        # What is larger leaves through files; without a bound it would end the JVM.
-        "spark.driver.maxResultSize": f"{heap_bytes(settings.driver_memory) // 4}b",
+        # What is larger leaves through files; without a bound it would end the JVM. Each of the
+        # tasks that run at once may have as much.
+        "spark.driver.maxResultSize": f"{_result_bytes_max(settings)}b",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
     }
     if settings.is_local:
@@ -386,6 +389,11 @@ def classic_conf(settings: SparkSettings, *, folder: str, cores: int) -> Mapping
         for name, ours in _JOINED.items()
     }
     return {**said, **settings.conf, **joined, **_ALWAYS}
+
+
+def _result_bytes_max(settings: SparkSettings) -> int:
+    room = heap_bytes(settings.driver_memory) // (4 * settings.parallel)
+    return max(_RESULT_BYTES_MIN, room)
 
 
 def properties(conf: Mapping[str, str]) -> str:

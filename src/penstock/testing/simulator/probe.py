@@ -1,11 +1,13 @@
 """When all has ended: shows how soon a worker that has the queue to itself starts what comes.
 
-Two things are shown on a network that is sound, in this order.
+Three things are shown on a network that is sound, in this order.
 
 1. In `leased`, on a worker that sleeps at the doorbell: a task starts within `PROMPT_SECONDS`, and
    within `DAMAGED_SECONDS` if somebody has deleted or damaged the doorbell a moment before.
 2. In every mode, behind a backlog of single tasks or of a pack of many: what is urgent starts
    within `PROMPT_SECONDS` and a slot.
+3. In `leased`, on two that each own a part: what has a key starts within `KEYED_SECONDS` and a
+   slot, also if its producer has read just before they fell asleep that they are awake (QUEUE-24).
 
 Bounds are what the documentation promises, and a second for the network.
 """
@@ -16,8 +18,11 @@ import asyncio
 from typing import Final
 
 from penstock.queue.client import Queue
+from penstock.queue.doorbell import BELIEVED_SECONDS, asleep_in
 from penstock.queue.ids import keyed_pack
 from penstock.queue.settings import DiscoveryMode
+from penstock.queue.submit_options import SubmitOptions
+from penstock.queue.submitter import Submitter
 from penstock.testing.simulator.environment import LAYOUT, WorldEnvironment
 from penstock.testing.simulator.history import SimulatedOptions, TrackedTask
 from penstock.testing.simulator.machines import Machine
@@ -29,9 +34,15 @@ ALONE_SECONDS: Final = 400.0
 PROMPT_SECONDS: Final = 6.0
 DAMAGED_SECONDS: Final = 16.0
 """An owner notices within 4 s, and may then go to sleep for lack of work."""
+KEYED_SECONDS: Final = 10.0
+"""An owner of a part looks for keys every 5 s at most, with a list every 4."""
 SLOT_SECONDS: Final = 1.0
 _ROUNDS: Final = 12
 _TRIES: Final = 3
+_KEYS: Final = 4
+_POLLS_MAX: Final = 3000
+_LONG_SECONDS: Final = 5.0
+"""Rounds of so long tasks call a second owner."""
 
 
 class PromptnessProbe:
@@ -50,6 +61,59 @@ class PromptnessProbe:
         if self._mode is DiscoveryMode.LEASED:
             await self._wake_a_sleeper(queue)
         await self._overtake_a_backlog(queue)
+
+    async def run_pair(self, queue: Queue) -> None:
+        """Of two workers, the second of which becomes an owner for all that waits."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2 * _ROUNDS * self._concurrency):
+                group.create_task(self._submit(queue, seconds=_LONG_SECONDS))
+        for _ in range(_POLLS_MAX):
+            if not self._site.tracker.unsettled():
+                break
+            await self._site.clock.sleep(0.1)
+        for number in range(0 if self._site.tracker.unsettled() else 2 * _TRIES):
+            # One of them has nothing to do with this, and falls asleep soon.
+            asleep, _ = await asyncio.gather(self._until_one_sleeps(), self._submit(queue))
+            if asleep is not None:
+                await self._ask_who_falls_asleep(queue, f"pair {number}", asleep)
+
+    async def _ask_who_falls_asleep(self, queue: Queue, name: str, asleep_at: float) -> None:
+        await self._site.clock.sleep(self._entropy.uniform(0.5, 0.85) * BELIEVED_SECONDS)
+        async with asyncio.TaskGroup() as group:
+            sent = [
+                group.create_task(self._submit_silently(queue, f"{name} {each}"))
+                for each in range(_KEYS)
+            ]
+        for task in [each.result() for each in sent]:
+            if (task.answered_at or 0.0) < asleep_at + BELIEVED_SECONDS:
+                words = "its producer believed that all were awake"
+                await self._time(task, seconds=KEYED_SECONDS, words=words)
+
+    async def _submit_silently(self, queue: Queue, key: str) -> TrackedTask:
+        """As one who has just read that all are awake, and rings for nobody."""
+        access = queue.access
+        silent = Submitter(access.store, access.layout, access.entropy)
+        task, value = self._task(key=key, seconds=0.0)
+        await silent.submit_keyed(
+            task.type,
+            value,
+            SubmitOptions(key=task.key),
+            key_seconds=access.config.key_seconds,
+        )
+        self._site.referee.answered(task)
+        return task
+
+    async def _until_one_sleeps(self) -> float | None:
+        """When an owner has written that it sleeps; None if none does soon."""
+        was_asleep = True
+        for _ in range(_POLLS_MAX):
+            found = self._site.bucket.objects.get(LAYOUT.doorbell)
+            is_asleep = found is not None and asleep_in(found.body)
+            if is_asleep and not was_asleep:
+                return self._site.world.now()
+            was_asleep = is_asleep
+            await self._site.clock.sleep(0.1)
+        return None
 
     async def _wake_a_sleeper(self, queue: Queue) -> None:
         for _ in range(_TRIES):
@@ -100,7 +164,11 @@ class PromptnessProbe:
             await self._site.clock.sleep(0.5)
 
     def _task(
-        self, options: SimulatedOptions | None = None, key: str | None = None
+        self,
+        options: SimulatedOptions | None = None,
+        key: str | None = None,
+        *,
+        seconds: float = SLOT_SECONDS,
     ) -> tuple[TrackedTask, dict[str, object]]:
         number = self._site.next_number()
         task = TrackedTask(
@@ -116,12 +184,17 @@ class PromptnessProbe:
         self._site.tracker.add(task)
         words = f"submits task {number}{task.options.words}"
         self._site.chronicle.note(self._machine.name, words, task.subject)
-        return task, {"n": number, "do": "quick", "seconds": SLOT_SECONDS}
+        return task, {"n": number, "do": "quick", "seconds": seconds}
 
     async def _submit(
-        self, queue: Queue, options: SimulatedOptions | None = None, *, key: str | None = None
+        self,
+        queue: Queue,
+        options: SimulatedOptions | None = None,
+        *,
+        key: str | None = None,
+        seconds: float = SLOT_SECONDS,
     ) -> TrackedTask:
-        task, value = self._task(options, key)
+        task, value = self._task(options, key, seconds=seconds)
         await queue.submit(task.type, value, key=key, **task.options.asked)
         self._site.referee.answered(task)
         return task

@@ -21,17 +21,17 @@ import asyncio
 import logging
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from penstock.kernel.entropy import Entropy, new_id
 from penstock.kernel.errors import WorkerIdConflict
 from penstock.queue.client import Queue
 from penstock.queue.ids import NONCE_CHARACTERS
 from penstock.queue.maintenance import run_monitor
-from penstock.queue.settings import DiscoveryMode
+from penstock.queue.settings import DiscoveryMode, Polling
 from penstock.queue.worker import Worker
 from penstock.testing.simulator.clients import Canceller, Producer, ReadingClient
 from penstock.testing.simulator.environment import LAYOUT, WorldEnvironment
@@ -110,7 +110,12 @@ class SimulatedWorkers:
                 self._happen()
 
     def join(
-        self, *, types: tuple[str, ...] | None = None, is_sound: bool = False, host: str = ""
+        self,
+        *,
+        types: tuple[str, ...] | None = None,
+        is_sound: bool = False,
+        host: str = "",
+        polling: Polling | None = None,
     ) -> None:
         """One more worker, on a host of its own or where another one was, or still is."""
         site, plan, entropy = self._site, self._site.plan, self._entropy
@@ -119,6 +124,7 @@ class SimulatedWorkers:
         machine = site.machine(f"w{len(self._workers)}", host=host)
         mode = self._mode or plan.mode(entropy)
         settings = plan.settings(entropy)
+        settings = replace(settings, polling=polling or settings.polling)
         is_large = plan.poison and plan.poison_company
         concurrency = entropy.choice(_CONCURRENCY_OF_LARGE if is_large else _CONCURRENCY)
         self.last = machine, concurrency
@@ -235,11 +241,12 @@ class SimulatedWorkers:
     def mode_of(self, machine: Machine) -> DiscoveryMode:
         return self._modes[machine.name]
 
-    async def leave_one(self) -> None:
-        """All but one leave, which can do everything; returns when it has what they had."""
+    async def leave_new(self, count: int, *, polling: Polling | None = None) -> None:
+        """Some come that can do everything, and all others leave; returns when those have all."""
         for machine in self._living():
             self.leave(machine)
-        self.join(types=TYPES)
+        for _ in range(count):
+            self.join(types=TYPES, polling=polling)
         await self._site.clock.sleep(ALONE_SECONDS)
 
     def make_peace(self) -> None:
@@ -412,18 +419,38 @@ async def _pass(site: WorldEnvironment) -> None:
             task.cancel()
 
 
+_PAIR_MAX: Final = 8
+"""What is to occupy two workers that run more than this takes long."""
+
+
 async def _probe(site: WorldEnvironment, workers: SimulatedWorkers) -> None:
-    """Have one worker that has all to itself show how prompt it is."""
-    await workers.leave_one()
+    """Have one worker that has all to itself show how prompt it is, and then two owners."""
+    await workers.leave_new(1)
     machine, concurrency = workers.last or (None, 0)
     if machine is not None and not machine.has_ended:
-        producer = site.machine("probe")
         mode = workers.mode_of(machine)
-        site.run(producer, PromptnessProbe(site, producer, mode, concurrency=concurrency).run)
-        while not producer.has_ended and not site.chronicle.violations:
-            await site.clock.sleep(_LOOK_SECONDS)
-            _judge_machines(site)
+        producer = site.machine("probe")
+        probe = PromptnessProbe(site, producer, mode, concurrency=concurrency)
+        await _run_probe(site, producer, probe.run)
+        is_leased = site.plan.fleet is WorkerModes.LEASED
+        if is_leased and concurrency <= _PAIR_MAX and not site.chronicle.violations:
+            await _until(site, SETTLED_SECONDS, settled=True)
+            # At a pace at which a list ends the tail soon after it was due.
+            await workers.leave_new(2, polling=Polling())
+            producer = site.machine("probe of two")
+            concurrency = max(concurrency, workers.last[1] if workers.last else 0)
+            pair = PromptnessProbe(site, producer, mode, concurrency=concurrency)
+            await _run_probe(site, producer, pair.run_pair)
     await _until(site, SETTLED_SECONDS, settled=True)
+
+
+async def _run_probe(
+    site: WorldEnvironment, producer: Machine, run: Callable[[Queue], Coroutine[Any, Any, None]]
+) -> None:
+    site.run(producer, run)
+    while not producer.has_ended and not site.chronicle.violations:
+        await site.clock.sleep(_LOOK_SECONDS)
+        _judge_machines(site)
 
 
 async def _until(site: WorldEnvironment, seconds: float, *, settled: bool) -> bool:

@@ -53,6 +53,8 @@ def test_what_is_not_there_is_told_with_the_protocols_types(on_stage: Perform) -
         await dataset(stage.world, "good")
         await dataset(stage.world, "odd", of="void")
         await stage.world.job("empty")
+        listing = f"{BASE}/penstock/tables"
+        listed = [(await ask.get(listing)).json()["identifiers"]]
         assert error(await ask.get(f"{BASE}/other")) == (
             404,
             "NoSuchNamespaceException",
@@ -67,6 +69,8 @@ def test_what_is_not_there_is_told_with_the_protocols_types(on_stage: Perform) -
             assert (status, kind) == (404, "NoSuchTableException")
             assert said.startswith(why)
             assert (await ask.head(f"{BASE}/penstock/tables/{name}")).status_code == 404
+        listed.append((await ask.get(listing)).json()["identifiers"])
+        assert listed == [[{"namespace": ["penstock"], "name": "good"}]] * 2
         table = f"{BASE}/penstock/tables/good"
         found = await ask.head(table)
         assert (found.status_code, found.content) == (204, b"")
@@ -262,5 +266,77 @@ def test_nothing_that_is_sent_is_a_mistake_of_the_dispatcher(on_stage: Perform) 
             path = quote(str(value()))
             answer = await stage.public.get(f"{BASE}/{path}/tables/{path}?pageSize={path}")
             assert answer.status_code in (200, 400, 404), (path, answer.text)
+
+    on_stage(story, store=a_store())
+
+
+def test_no_bytes_are_a_mistake_of_the_dispatcher(on_stage: Perform) -> None:
+    """Whatever path, query, headers and body are: each answer is what the protocol says."""
+    random = seeded_entropy(24)
+    bodies = [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"{",
+        b"\xff\xfe\x00",
+        b"\x00" * 100,
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"report-type": "scan-report", "metrics": {"a": {"unit": "count", "value": 1e999}}}',
+        b'{"report-type": 5, "snapshot-id": "x", "filter": {"type": []}}',
+        b'{"filter": {"type": "eq", "term": "x", "value": "\\ud800"}}',
+        b'{"snapshot-id": 99999999999999999999, "case-sensitive": 1, "select": [null]}',
+        b'{"plan-task": "\\u0000"}',
+    ]
+    words = ["refs", "all", "REFS", "", "\x00", "\u20ac", "1", "-1", "9" * 40, "%", "a" * 2000]
+    kinds = [
+        None,
+        "application/json",
+        "text/plain",
+        "application/json; charset=utf-16",
+        "\x7f",
+        "x",
+    ]
+    names = ["snapshots", "planId", "referenced-by", "warehouse", "parent", "pageToken", "pageSize"]
+
+    def mixed(body: bytes) -> bytes:
+        if random.random() < 0.4:
+            at = int(random.random() * len(body))
+            noise = bytes(int(random.random() * 256) for _ in range(random.choice([0, 1, 9])))
+            body = body[:at] + noise + body[at + random.choice([0, 1, 3]) :]
+        return body
+
+    async def story(stage: Stage) -> None:
+        await dataset(stage.world, "a")
+        table = f"{BASE}/penstock/tables/a"
+        paths = [
+            *(table, f"{table}/metrics", f"{table}/credentials", f"{table}/plan", f"{table}/tasks"),
+            *(f"{table}/plan/1", f"{BASE}/penstock/tables", f"{BASE}/penstock", BASE),
+            "/iceberg/v1/config",
+        ]
+        seen = set()
+        for _ in range(400):
+            method = random.choice(["GET", "HEAD", "POST", "DELETE", "PUT"])
+            pairs = [f"{random.choice(names)}={quote(random.choice(words))}" for _ in range(2)]
+            query = "&".join([*pairs, random.choice(["", "%ff", "=&=", "snapshots"])])
+            place = f"{random.choice(paths)}?{query if random.random() < 0.7 else ''}"
+            kind = random.choice(kinds)
+            headers = {} if kind is None else {"content-type": kind}
+            body = mixed(random.choice(bodies))
+            answer = await stage.public.request(method, place, content=body, headers=headers)
+            told = (method, place, body[:80], kind, answer.status_code, answer.text[:200])
+            seen.add(answer.status_code)
+            assert answer.status_code in (200, 204, 400, 404, 406, 413, 415), told
+            if method == "HEAD" or answer.status_code == 204:
+                assert answer.content == b"", told
+            elif answer.status_code == 200:
+                assert isinstance(answer.json(), dict), told
+            else:
+                _status, kind_of, said = error(answer)
+                assert kind_of.endswith("Exception"), told
+                assert said, told
+        assert {200, 204, 400, 406} <= seen
 
     on_stage(story, store=a_store())

@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock.protocol.datasets import DatasetDetail, MaintainAnswer, SnapshotAnswer, SweepAnswer
-from penstock.protocol.steering import PartitionsAnswer
+from penstock.protocol.datasets import (
+    DatasetDetail,
+    MaintainAnswer,
+    RebuildTableAnswer,
+    SnapshotAnswer,
+    SweepAnswer,
+)
+from penstock.protocol.steering import PartitionsAnswer, StatusAnswer
 from tests.integration.dispatcher.api.conftest import Perform
 from tests.integration.dispatcher.api.stage import (
     Stage,
@@ -63,6 +69,28 @@ def test_files_are_rewritten_when_asked_for(on_stage: Perform) -> None:
         refused(await stage.public.post("/v1/datasets/nothing/maintain"), 404)
         told = refused(await stage.public.post("/v1/datasets/daily/maintain"), 409)
         assert told.type == "not maintained"
+
+    on_stage(story)
+
+
+def test_how_far_a_table_is_and_that_it_is_loaded_again(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        rule = "outputs: [{name: tidy, storage: postgres, columns: {day: date, n: bigint}}]"
+        ok(await stage.apply(chain().replace("outputs: [tidy]", rule)))
+        await stage.trigger("p")
+        await publish(stage, rows=3)
+        shown = read(await stage.public.get("/v1/datasets/tidy"), DatasetDetail)
+        assert shown.table is not None
+        # Nobody loads it here, so those that follow wait.
+        assert (shown.table.partitions, shown.table.behind, shown.table.events) == (1, 1, 1)
+        status = read(await stage.public.get("/v1/status"), StatusAnswer)
+        assert [each.dataset for each in status.tables] == ["tidy"]
+        assert status.events_pending == 1
+        path = "/v1/datasets/tidy/rebuild-table"
+        assert read(await stage.public.post(path), RebuildTableAnswer).partitions == 1
+        refused(await stage.public.post("/v1/datasets/nothing/rebuild-table"), 404)
+        told = refused(await stage.public.post("/v1/datasets/daily/rebuild-table"), 409)
+        assert told.type == "no table"
 
     on_stage(story)
 

@@ -35,7 +35,7 @@ HOOK = "https://hooks.example/services/sesame"
 def test_without_settings_some_rules_hold_and_nobody_is_told() -> None:
     settings = read_alerts({})
     assert settings == AlertSettings()
-    names = ["dead_tasks", "dead_source", "no_workers", "parked_outbox"]
+    names = ["dead_tasks", "dead_source", "no_workers", "parked_outbox", "table_behind"]
     assert [each.name for each in settings.rules] == names
     assert settings.destinations == ()
     assert destinations_of(settings, environment={}) == ()
@@ -75,7 +75,8 @@ def test_everything_that_may_be_said() -> None:
         user="u",
         password=SecretPlace(variable="MAIL_PASSWORD"),
     )
-    dead, workers, parked, late, pressure, failing = settings.rules
+    dead, workers, parked, behind, late, pressure, failing = settings.rules
+    assert behind.longer_than_seconds == 300
     assert dead == AlertRule(
         name="dead_tasks",
         kind=RuleKind.DEAD_TASKS,
@@ -223,6 +224,7 @@ def test_the_settings_of_the_documentation_are_right() -> None:
         "dead_tasks",
         "dead_source",
         "parked_outbox",
+        "table_behind",
         "orders-late",
         "loads-fail",
     ]

@@ -19,7 +19,7 @@ class Slow:
         self.left = {"a": list(range(tasks)), "b": list(range(tasks))}
         self.calls: list[tuple[str, tuple[str, ...]]] = []
 
-    async def claim_for(self, operator: str, workers: Sequence[str], *, issue: Any) -> Any:
+    async def claim_for(self, operator: str, workers: Sequence[str], **_: Any) -> Any:
         self.calls.append((operator, tuple(workers)))
         await SystemClock().sleep(1)
         left = self.left[operator]

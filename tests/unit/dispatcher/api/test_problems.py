@@ -26,7 +26,7 @@ from penstock.protocol.problem import DagError, Problem
 from penstock.protocol.work import ResultsAnswer, TaskResult
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-STATE = TaskSnapshot(7, TaskStatus.DEAD, 2, None, None, NOW, False, "broken")
+STATE = TaskSnapshot(7, TaskStatus.FAILED, 2, None, None, NOW, False, "broken")
 
 
 @pytest.mark.parametrize("why", list(TaskRefusalReason))

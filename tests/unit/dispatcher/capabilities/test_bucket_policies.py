@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli import cli
-from penstock.dispatcher.capabilities.policies import bucket_policy, partition_of, session_policy
+from penstock.dispatcher.capabilities.credentials import bucket_policy, partition_of, session_policy
 from penstock.kernel.errors import InvalidInput
 from penstock.settings import Settings
 from penstock.tokens.scopes import Scope
@@ -138,6 +138,7 @@ def test_the_page_has_a_policy_for_everybody() -> None:
         "Producers": 1,
         "Workers": 2,
         "Dispatchers": 2,
+        "The query service": 1,
         "The role of tasks": 2,
     }
 
@@ -182,6 +183,16 @@ KEYS = (
             },
         ),
         (
+            "The query service",
+            {
+                "datasets/a/x": "g",
+                "datasets/a/1/p/current.json": "g",
+                "datasets/a/1/p/7-1-x/manifest.json": "g",
+                "datasets/a/1/p/7-1-x/_manifest.json": "g",
+                "datasets/a/metadata/snap-1-x.avro": "g",
+            },
+        ),
+        (
             "The role of tasks",
             {
                 "datasets/a/x": "gpa",
@@ -214,7 +225,7 @@ def test_what_the_policies_of_the_page_allow_in_the_bucket(
 
 def test_who_may_list_and_who_may_assume() -> None:
     page = blocks()
-    for heading in ("Producers", "Workers", "Dispatchers"):
+    for heading in ("Producers", "Workers", "Dispatchers", "The query service"):
         assert page[heading][0].allows("s3:ListBucket", LAKE)
     tasks = page["The role of tasks"][0]
     assert not tasks.allows("s3:ListBucket", LAKE)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.dispatcher.capabilities.policies import POLICY_CHARACTERS_MAX, session_policy
+from penstock.dispatcher.capabilities.credentials import POLICY_CHARACTERS_MAX, session_policy
 from penstock.kernel.errors import CredentialsRefused
 from penstock.tokens.scopes import Scope
 from tests.iam import Policy

@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from penstock.dispatcher.capabilities.policies import POLICY_CHARACTERS_MAX, session_policy
+from penstock.dispatcher.capabilities.credentials import POLICY_CHARACTERS_MAX, session_policy
 from penstock.kernel.entropy import Entropy, seeded_entropy
 from penstock.kernel.errors import CredentialsRefused, InvalidInput
 from penstock.tokens.scopes import Scope

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from penstock.datasets.schema import Column, is_hidden
 from penstock.dispatcher.dag.checks import HEARTBEAT_MS_MAX
 from penstock.dispatcher.dag.filters import And, Comparison, FilterOperator, Or, Where
 from penstock.dispatcher.dag.model import (
@@ -26,6 +27,7 @@ from penstock.dispatcher.dag.model import (
     MaintainSpec,
     ManualSource,
     OutputSpec,
+    OutputStorage,
     Priority,
     ReadMode,
     RetryPolicy,
@@ -111,6 +113,19 @@ MAINTAINED = st.none() | st.builds(
     ),
     cluster=st.lists(KEYS, max_size=3, unique=True).map(tuple),
     after_ms=MILLISECONDS,
+)
+DECLARED = st.just(()) | st.tuples(
+    st.lists(
+        st.builds(
+            Column,
+            KEYS.filter(lambda each: len(each.encode()) <= 63 and not is_hidden(each)),
+            st.sampled_from(["int", "decimal(12,2)", "timestamp_ntz", "map<string,array<date>>"]),
+        ),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda each: each.name.casefold(),
+    ).map(tuple),
+    st.sampled_from(OutputStorage),
 )
 
 SECRETS = st.dictionaries(
@@ -240,6 +255,7 @@ def dags(draw: st.DrawFn, *, most: int = 5) -> Dag:
                 draw(kept),
                 draw(divided),
                 draw(maintained),
+                *(draw(DECLARED) if has_files and job.update is not UpdateMode.MERGE else ()),
             )
             for place, each in enumerate(sorted(called))
         ]

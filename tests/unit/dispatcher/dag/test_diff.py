@@ -53,6 +53,8 @@ def test_nothing_changed() -> None:
         ("max_concurrency: 4", "max_concurrency: 4\n    merge_updates: true", "merge_updates"),
         ("[departures]", "[{name: departures, keep: {partitions: 7, age: 730d}}]", "outputs"),
         ("[departures]", "[{name: departures, maintain: {compact: true}}]", "outputs"),
+        ("[departures]", "[{name: departures, columns: {a: int}}]", "outputs"),
+        ("[departures]", "[{name: departures, columns: {a: int}, storage: postgres}]", "outputs"),
     ],
 )
 def test_how_a_job_is_run_rebuilds_nothing(old: str, new: str, field: str) -> None:

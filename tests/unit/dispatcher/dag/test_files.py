@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dispatcher.client.dag_files import named_files
-from penstock.dispatcher.client.dag_source import dag_source
+from penstock.dispatcher.client.dag_files import dag_source, named_files
 from penstock.dispatcher.dag.canonical import (
     JobChange,
     canonical,

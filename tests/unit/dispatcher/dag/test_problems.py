@@ -630,6 +630,41 @@ _JOBS = [
         "6 jobs.a.outputs.maintain: It does nothing; write compact: true, or cluster",
     ),
     (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, columns:"
+            " {id: bigInt, x: text, n: 'decimal(40,2)', _penstock_task: int, ID: int}}}"
+        ),
+        (
+            "6 jobs.a.outputs.columns.x: 'text' is no type; write boolean, tinyint,\n"
+            "6 jobs.a.outputs.columns.n: 'decimal(40,2)' is no type\n"
+            "6 jobs.a.outputs.columns._penstock_task: cannot be a column here\n"
+            "6 jobs.a.outputs.columns.ID: The column 'ID' is declared twice"
+        ),
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, columns: {}}}",
+        "6 jobs.a.outputs.columns: It declares no column; write one, as in id: bigint.",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, storage: mysql}}",
+        "6 jobs.a.outputs.storage: 'mysql' is not known; write files or postgres.",
+    ),
+    (
+        "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, storage: postgres}}",
+        "6 jobs.a.outputs: The table of a in Postgres needs `columns`",
+    ),
+    (
+        (
+            "a: {runtime: process, operator: f, inputs: raw, update: merge, unique_key: [id, k],"
+            " outputs: {name: a, columns: {k: string}}}"
+        ),
+        "6 jobs.a.outputs: The `columns` of a lack id, which the job merges by",
+    ),
+    (
+        "a: {activation: source, source: {kind: manual}, outputs: {name: a, columns: {a: int}}}",
+        "6 jobs.a.outputs: It makes no rows; write `columns` where the data is made.",
+    ),
+    (
         "a: {runtime: process, operator: f, inputs: raw, outputs: {name: a, maintain: true}}",
         "6 jobs.a.outputs.maintain: It is a text; write fields",
     ),

@@ -268,6 +268,7 @@ def test_a_damaged_example_is_a_dag_or_a_dag_error(place: int, cut: int, put: st
                         *("kind", "cron", "from", "as", "where", "name", "size", "first", "sql"),
                         *("trigger", "read", "keep", "partitions", "age", "sql_file", "lookback"),
                         *("maintain", "compact", "files", "below", "cluster", "after"),
+                        *("columns", "storage", "buffered"),
                     ]
                 ),
                 inner,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.datasets.manifest import File
-from penstock.runtimes.spark.result_size import UNKNOWN_BYTES, files_for, splinters
+from penstock.runtimes.spark.result_size import UNKNOWN_BYTES, files_for, misfits, splinters
 
 MIB = 2**20
 TARGET = 128 * MIB
@@ -56,6 +56,25 @@ def test_splinters_are_put_together_where_that_helps(
     sizes: Sequence[int], put_together: int
 ) -> None:
     assert len(splinters(files(sizes), file_bytes=TARGET)) == put_together
+
+
+@pytest.mark.parametrize(
+    ("sizes", "again", "sorted_again"),
+    [
+        ([], 0, 0),
+        ([4 * TARGET], 0, 0),
+        ([4 * TARGET + 1], 1, 1),
+        ([TARGET] * 9 + [5 * TARGET], 1, 0),
+        ([5 * TARGET] * 32, 32, 32),
+        # What is large is cut, and the small are put together.
+        ([5 * TARGET] + [1_600] * 9, 10, 10),
+    ],
+)
+def test_files_far_from_the_target_are_written_again(
+    sizes: Sequence[int], again: int, sorted_again: int
+) -> None:
+    assert len(misfits(files(sizes), file_bytes=TARGET)) == again
+    assert len(misfits(files(sizes), file_bytes=TARGET, is_sorted=True)) == sorted_again
 
 
 @given(st.lists(st.integers(1, 2 * TARGET), max_size=300))

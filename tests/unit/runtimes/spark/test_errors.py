@@ -172,8 +172,15 @@ def test_a_plan_that_is_too_deep_is_told_as_that() -> None:
 
 
 def test_times_that_spark_cannot_read_are_told_with_what_to_do() -> None:
-    said = "[PARQUET_TYPE_ILLEGAL] Illegal Parquet type: INT64 (TIMESTAMP(NANOS,false))."
-    assert failed(Said(f"{said} SQLSTATE: 42846")).reason.endswith("coerce_timestamps='us').")
+    for said in (
+        "[PARQUET_TYPE_ILLEGAL] Illegal Parquet type: INT64 (TIMESTAMP(NANOS,false)).",
+        (
+            "[FAILED_READ_FILE.PARQUET_COLUMN_DATA_TYPE_MISMATCH] Encountered error while reading"
+            " file f. Data type mismatches when reading Parquet column [at]. Expected Spark type"
+            " timestamp_ntz, actual Parquet type INT64."
+        ),
+    ):
+        assert failed(Said(f"{said} SQLSTATE: 42846")).reason.endswith("coerce_timestamps='us').")
 
 
 def test_the_root_of_an_error_with_a_condition_is_told_behind_it() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.kernel.errors import InvalidInput
+from penstock.runtimes.spark.result_size import collected_bytes_max, gathered_bytes_max
 from penstock.runtimes.spark.settings import (
     SparkSettings,
     classic_conf,
@@ -115,6 +116,31 @@ def test_rows_that_are_dealt_out_are_sorted_first_where_an_executor_may_be_lost(
     said = classic_conf(SparkSettings(master=master), folder="/f", cores=2)
     name = "spark.sql.execution.sortBeforeRepartition"
     assert (said.get(name, "true") == "true") is is_sorted
+
+
+@pytest.mark.parametrize(
+    ("memory", "parallel", "mib"), [("2g", 4, 128), ("2g", 1, 512), ("600m", 2, 75), ("1g", 64, 32)]
+)
+def test_results_of_the_tasks_that_run_at_once_fit_the_heap(
+    memory: str, parallel: int, mib: int
+) -> None:
+    settings = SparkSettings(driver_memory=memory, parallel=parallel)
+    said = classic_conf(settings, folder="/d", cores=8)
+    assert said["spark.driver.maxResultSize"] == f"{mib * 2**20}b"
+
+
+def test_what_is_collected_is_bounded_by_the_heap_and_by_no_cores() -> None:
+    def bounds(**said: Any) -> tuple[int, ...]:
+        settings = SparkSettings(**said)
+        gathered = (gathered_bytes_max(settings, cores=cores) for cores in (2, 8, 64))
+        return (collected_bytes_max(settings), *gathered)
+
+    mib = 2**20
+    assert bounds() == (64 * mib, 64 * mib, 32 * mib, 4 * mib)
+    assert bounds(driver_memory="512m")[0] == 16 * mib
+    assert bounds(parallel=16)[0] == 16 * mib
+    assert bounds(arrow_bytes_max=mib) == (mib, mib, mib, mib)
+    assert bounds(master="sc://s", driver_memory="1m") == (64 * mib,) * 4
 
 
 def test_the_users_own_conf_wins() -> None:

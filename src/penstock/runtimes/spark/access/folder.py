@@ -261,7 +261,7 @@ class JarFolderAccess(FolderAccess):
             except FileNotFoundError:
                 size = -1
             if size != one.bytes:
-                raise unshared(f"Executors have told of {path}, and it is not there")
+                raise unshared(f"Executors reported {path}, which does not exist here")
             metadata = parquet.read_metadata(one.tail() or path)
             found = File(
                 name=one.name,

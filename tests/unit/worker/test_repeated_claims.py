@@ -1,0 +1,88 @@
+"""A claim whose answer was lost is repeated, and one that is answered late begins nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.worker.bench import Bench, play
+from tests.unit.worker.scripted import Dispatcher
+from tests.unit.worker.test_worker import CLAIM, COMPLETE, HEARTBEAT, all_are, waiting
+
+ACKNOWLEDGE_SECONDS = 10.0
+
+
+def claimed_by_id(count: int, **fields: Any) -> Callable[[Dispatcher], None]:
+    """So many tasks, at a dispatcher that wants claims to be acknowledged."""
+
+    def setting(dispatcher: Dispatcher) -> None:
+        waiting(count, **fields)(dispatcher)
+        dispatcher.acknowledge_seconds = ACKNOWLEDGE_SECONDS
+
+    return setting
+
+
+def once_each(dispatcher: Dispatcher) -> bool:
+    return all(task.claims == 1 for task in dispatcher.tasks.values())
+
+
+@pytest.mark.parametrize("answers_lost", [1, 2, 5])
+def test_a_claim_that_is_not_answered_is_repeated(answers_lost: int) -> None:
+    async def story(bench: Bench) -> None:
+        await bench.until(lambda: all_are(bench, "completed"))
+        assert once_each(bench.dispatcher)
+        assert len(bench.runtime.works) == 5
+
+    def setting(dispatcher: Dispatcher) -> None:
+        claimed_by_id(5)(dispatcher)
+        dispatcher.answers_lost[CLAIM] = answers_lost
+
+    play(story, setting=setting, concurrency=2)
+
+
+@pytest.mark.parametrize("answers_lost", [1, 2])
+def test_a_report_that_is_not_answered_brings_what_it_has_claimed(answers_lost: int) -> None:
+    async def story(bench: Bench) -> None:
+        bench.runtime.joins_batches = False
+        bench.listener.is_waiting_there = True
+        bench.dispatcher.is_claiming_with_ends = True
+        await bench.until(lambda: len(bench.runtime.works) == 1)
+        bench.dispatcher.answers_lost[COMPLETE] = answers_lost
+        await bench.until(lambda: all_are(bench, "completed"))
+        assert once_each(bench.dispatcher)
+
+    play(story, setting=claimed_by_id(4), concurrency=1, ahead_seconds=0)
+
+
+def test_what_runs_for_longer_is_acknowledged_in_time() -> None:
+    async def story(bench: Bench) -> None:
+
+        def is_done() -> bool:
+            bench.dispatcher.reap()
+            return all_are(bench, "completed")
+
+        await bench.until(is_done, seconds=300)
+        assert once_each(bench.dispatcher)
+        assert bench.dispatcher.paths()[HEARTBEAT] >= 1
+
+    play(story, setting=claimed_by_id(3), concurrency=1, seconds=15.0)
+
+
+def test_of_an_answer_that_comes_late_only_what_is_still_held_begins() -> None:
+    async def story(bench: Bench) -> None:
+        dispatcher = bench.dispatcher
+        gone, kept = dispatcher.tasks.values()
+        await bench.until(lambda: gone.status == "running" and kept.status == "running")
+        # The answer is under way for eight seconds, and meanwhile somebody else has the one.
+        gone.status, gone.attempt, gone.claims = "elsewhere", gone.attempt + 1, gone.claims + 1
+        await bench.until(lambda: kept.status == "completed", seconds=300)
+        assert [each.task_id for each in bench.runtime.works] == [kept.id]
+        assert kept.claims == 1
+
+    def setting(dispatcher: Dispatcher) -> None:
+        claimed_by_id(2)(dispatcher)
+        dispatcher.answer_latency_seconds[CLAIM] = 8.0
+
+    play(story, setting=setting, concurrency=2)
