@@ -18,8 +18,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import httpx
+import psycopg
 import pyarrow.parquet as pq
 import pytest
+from psycopg.rows import dict_row
 
 from penstock.kernel.entropy import seeded_entropy
 from tests.e2e.command import penstock
@@ -221,6 +223,18 @@ def test_a_webhook_feeds_alerts_that_are_joined_with_parquet(tmp_path: Path) -> 
             until_up(is_taken, up)
         until_up(lambda: _answers(up, "SELECT id FROM alerts") == [{"id": "a-warning"}], up)
         until_up(lambda: _answers(up, QUESTION) == [{"id": "a-warning", "value": 1.0}], up)
+        # It is a table of Postgres, too: without what a sink keeps of its own in the files.
+        shown = json.loads(up.ask("dataset", "show", "alerts", "--json"))["table"]
+        assert (shown["is_served"], shown["behind"], shown["problem"]) == (True, 0, None)
+        with psycopg.connect(shown["url"], row_factory=dict_row) as connection:
+            (found,) = connection.execute("SELECT * FROM hot.alerts").fetchall()
+        assert {name: str(value) for name, value in found.items() if not name.startswith("_")} == {
+            "id": "a-warning",
+            "sensor": "s1",
+            "level": "warning",
+            "amount": "2.50",
+            "at": "None",
+        }
         explained = [{"id": "a-warning", "level": "warning", "value": 1.0}]
         until_up(lambda: _answers(up, "SELECT id, level, value FROM explained") == explained, up)
         (row,) = json.loads(up.ask("rejected", "list", "alerts", "--json"))["rows"]
