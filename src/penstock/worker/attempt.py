@@ -62,6 +62,7 @@ class InterruptReason(Enum):
     STOPPED = "stopped"
     NO_SLOT = "no slot"
     LOST = "lost"
+    UNHEARD = "unheard"
 
 
 class TaskAttempt:
@@ -91,6 +92,8 @@ class TaskAttempt:
         """The one before it, which was accepted."""
         self.minting = asyncio.Lock()
         """Held while credentials are asked for: the dispatcher mints one after the other."""
+        self.is_acknowledged = asyncio.Event()
+        """Set when a heartbeat of it was answered: its lease is ours, and the claim is known."""
         self.is_over = False
         """Whether the work has ended, and only its completion has to be reported."""
         self.has_observed_columns = False
@@ -187,6 +190,17 @@ class TaskAttempt:
         self.is_over = True
         return self._why is None
 
+    async def acknowledged(self) -> bool:
+        """Wait for its first heartbeat; returns whether its code may run."""
+        waiting = asyncio.get_running_loop().create_task(self.is_acknowledged.wait())
+        try:
+            await _first(waiting, (self._interrupted,), self.assignment.heartbeat_seconds)
+        finally:
+            waiting.cancel()
+        if not self.is_acknowledged.is_set():
+            self.interrupt(InterruptReason.UNHEARD)
+        return self._why is None
+
     def interrupted(self) -> EndAsk | None:
         """The end of an attempt that was interrupted while nothing of it ran."""
         return None if self.is_lost else self.unfinished(self._interruption())
@@ -267,6 +281,9 @@ class TaskAttempt:
                 return WorkReleased("The worker was stopped.", is_delayed=False)
             case InterruptReason.NO_SLOT:
                 message = "No slot of its worker became free in time; another worker may have one."
+                return WorkReleased(message, is_delayed=False)
+            case InterruptReason.UNHEARD:
+                message = "No dispatcher has acknowledged its claim in time."
                 return WorkReleased(message, is_delayed=False)
             case InterruptReason.LOST | None:
                 return WorkFailed("Its runtime stopped it.")

@@ -2,8 +2,10 @@
 
 Each attempt is in three heartbeats in the time that its job allows a worker to be silent. Those
 that are past half of their own interval go along with one that is due, so that attempts which
-began at different times soon share calls. The first one of an attempt comes sooner: it also
-acknowledges the claim. A short task ends before its first heartbeat.
+began at different times soon share calls. Until an attempt is *acknowledged*, by a result that
+extends its lease, its heartbeats come sooner, for its lease is short: a third of it is the
+interval, and what a call may take, whatever came of the one before. They have a lane of their own,
+so that a call of others that hangs keeps back none of them. A short task ends before its first one.
 
 A result may ask to cancel a task, and may refuse one: then another attempt has taken over, or
 the task is over, and the attempt is interrupted. No answer means nothing: the work goes on and
@@ -52,6 +54,23 @@ class _Held:
     attempt: TaskAttempt
     pause_seconds: float
     due_at: float
+    later_seconds: float
+    """The pause when it is acknowledged."""
+    in_call: bool = False
+
+    @property
+    def is_young(self) -> bool:
+        """Whether it has yet to be acknowledged, in less time than there is later."""
+        return not self.attempt.is_acknowledged.is_set() and self.pause_seconds < self.later_seconds
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Calls one after the other: of what is acknowledged, or of what is not."""
+
+    is_young: bool
+    backoff: Backoff
+    news: asyncio.Event
 
 
 class HeartbeatSender:
@@ -60,12 +79,14 @@ class HeartbeatSender:
     def __init__(self, client: InternalClient, *, clock: Clock, entropy: Entropy) -> None:
         self._client = client
         self._clock = clock
-        self._backoff = Backoff(entropy)
+        self._lanes = [_Lane(each, Backoff(entropy), asyncio.Event()) for each in (True, False)]
         self._held: dict[int, _Held] = {}
-        self._news = asyncio.Event()
 
-    def hold(self, attempt: TaskAttempt) -> TaskAttempt | None:
-        """Keep an attempt alive; returns an earlier one of the same task, which is let go."""
+    def hold(self, attempt: TaskAttempt, *, is_asked: bool = False) -> TaskAttempt | None:
+        """Keep an attempt alive; returns an earlier one of the same task, which is let go.
+
+        With `is_asked` somebody waits for it to be acknowledged, so that is done at once.
+        """
         seconds = HEARTBEATS.pause_seconds(attempt.assignment.heartbeat_seconds)
         pause = max(_PAUSE_SECONDS_MIN, seconds)
         first = pause
@@ -73,8 +94,9 @@ class HeartbeatSender:
             first = HEARTBEATS.pause_seconds(attempt.assignment.acknowledge_seconds)
             first = min(pause, max(_PAUSE_SECONDS_MIN, first))
         before = self._held.get(attempt.task_id)
-        self._held[attempt.task_id] = _Held(attempt, pause, self._clock.monotonic() + first)
-        self._news.set()
+        due_at = self._clock.monotonic() + (0.0 if is_asked else first)
+        self._held[attempt.task_id] = _Held(attempt, first, due_at, later_seconds=pause)
+        self._tell()
         return before.attempt if before is not None else None
 
     def release(self, attempt: TaskAttempt) -> None:
@@ -85,43 +107,67 @@ class HeartbeatSender:
 
     async def run(self) -> None:
         """Send heartbeats, until cancelled."""
+        async with asyncio.TaskGroup() as lanes:
+            for lane in self._lanes:
+                lanes.create_task(self._run(lane))
+
+    async def _run(self, lane: _Lane) -> None:
         while True:
-            self._news.clear()
-            seconds = self._seconds_to_wait()
+            lane.news.clear()
+            seconds = self._seconds_to_wait(lane)
             if seconds is None or seconds > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
-                        await self._news.wait()
+                        await lane.news.wait()
                 continue
-            due = self._due()
+            due = self._due(lane)
             try:
-                is_answered = await self._beat(due)
+                is_answered = await self._beat(due, lane)
             except Exception:  # noqa: BLE001 - what is wrong with one attempt costs no other its lease
                 _log.exception("heartbeat failed in the worker; it will be retried")
                 is_answered = False
                 self._forget_progress(due)
+            finally:
+                for each in due:
+                    each.in_call = False
+                self._tell()
             if not is_answered:
-                pauses = (each.pause_seconds for each in self._held.values())
+                pauses = (each.pause_seconds for each in self._of(lane))
                 most = min(pauses, default=_PAUSE_SECONDS_MIN)
-                await self._clock.sleep(self._backoff.next_seconds(most_seconds=most))
+                await self._clock.sleep(lane.backoff.next_seconds(most_seconds=most))
 
-    def _seconds_to_wait(self) -> float | None:
-        first = min((each.due_at for each in self._held.values()), default=None)
+    def _tell(self) -> None:
+        for lane in self._lanes:
+            lane.news.set()
+
+    def _of(self, lane: _Lane) -> Sequence[_Held]:
+        held = self._held.values()
+        return [each for each in held if each.is_young is lane.is_young and not each.in_call]
+
+    def _seconds_to_wait(self, lane: _Lane) -> float | None:
+        first = min((each.due_at for each in self._of(lane)), default=None)
         return None if first is None else first - self._clock.monotonic()
 
-    def _due(self) -> Sequence[_Held]:
+    def _due(self, lane: _Lane) -> Sequence[_Held]:
+        """What goes with one call: of the others as well, unless these may be what is wrong."""
         now = self._clock.monotonic()
+        lanes = self._lanes if lane.is_young and not lane.backoff.failures else [lane]
         along = [
-            each for each in self._held.values() if each.due_at - each.pause_seconds / 2 <= now
+            each
+            for one in lanes
+            for each in self._of(one)
+            if each.due_at - each.pause_seconds / 2 <= now
         ]
-        return sorted(along, key=lambda each: each.due_at)[:TASKS_MAX]
+        return sorted(along, key=lambda each: (not each.is_young, each.due_at))[:TASKS_MAX]
 
-    async def _beat(self, due: Sequence[_Held]) -> bool:
+    async def _beat(self, due: Sequence[_Held], lane: _Lane) -> bool:
         """One call; returns whether it was answered."""
         asks = _fitting(due)
         due = due[: len(asks)]
         shortest = min(each.pause_seconds for each in due)
         said = [each.attempt.progress for each in due]
+        for each in due:
+            each.in_call = True
         try:
             answer = await self._client.heartbeat(
                 HeartbeatAsk(tasks=asks),
@@ -130,14 +176,17 @@ class HeartbeatSender:
         except DispatcherError as error:
             # A refusal of the whole call is not about an attempt: something between us and the
             # dispatcher is wrong, and may be put right.
-            if not self._backoff.failures:
+            if not lane.backoff.failures:
                 _log.warning("heartbeat failed, retrying; tasks continue: %s", error.advice)
             if isinstance(error, DispatcherRefused):
                 self._forget_progress(due)
             return False
-        if self._backoff.succeeded():
+        if lane.backoff.succeeded():
             _log.info("heartbeats succeed again")
         for held, ask, words, result in zip(due, asks, said, answer.results, strict=True):
+            if result.status < 400:
+                held.attempt.is_acknowledged.set()
+                held.pause_seconds = held.later_seconds
             held.due_at = self._clock.monotonic() + held.pause_seconds
             self._take(held.attempt, ask, result)
             if held.attempt.progress is words:

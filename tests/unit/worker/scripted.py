@@ -112,6 +112,8 @@ class Dispatcher:
     headers: dict[str, str] = field(default_factory=dict)
     is_down: bool = False
     is_hanging: bool = False
+    hanging: set[str] = field(default_factory=set)
+    """Paths whose calls are not answered, nor carried out."""
     answers_lost: Counter[str] = field(default_factory=Counter)
     """How many answers of a path are lost: the call was carried out."""
     problems: dict[str, Problem] = field(default_factory=dict)
@@ -168,7 +170,7 @@ class Dispatcher:
         self.headers = {key.decode(): value.decode() for key, value in scope["headers"]}
         if self.is_down:
             raise httpx.ConnectError("nobody is there")
-        if self.is_hanging:
+        if self.is_hanging or path in self.hanging:
             await asyncio.Event().wait()
         self.in_calls[path] += 1
         self.most_in_calls[path] = max(self.most_in_calls[path], self.in_calls[path])

@@ -86,3 +86,45 @@ def test_of_an_answer_that_comes_late_only_what_is_still_held_begins() -> None:
         dispatcher.answer_latency_seconds[CLAIM] = 8.0
 
     play(story, setting=setting, concurrency=2)
+
+
+def test_a_call_that_hangs_keeps_back_no_acknowledgement() -> None:
+    async def story(bench: Bench) -> None:
+        dispatcher = bench.dispatcher
+        await bench.until(lambda: dispatcher.paths()[HEARTBEAT] > 0)
+        (old,) = dispatcher.tasks.values()
+        await bench.until(lambda: old.claim_id is None)
+        # A heartbeat of the old one hangs for 20 seconds when the young one is claimed.
+        dispatcher.hanging.add(HEARTBEAT)
+        await bench.clock.sleep(20.5)
+        young = dispatcher.add(heartbeat_seconds=60.0)
+        await bench.until(lambda: young.status == "running")
+        await bench.clock.sleep(1.0)
+        dispatcher.hanging.clear()
+        await bench.until(lambda: young.claim_id is None, seconds=ACKNOWLEDGE_SECONDS - 1.0)
+
+    play(story, setting=claimed_by_id(1, heartbeat_seconds=60.0), concurrency=2, seconds=200.0)
+
+
+def test_an_acknowledgement_that_is_not_answered_is_sent_again_in_time() -> None:
+    async def story(bench: Bench) -> None:
+        dispatcher = bench.dispatcher
+        (task,) = dispatcher.tasks.values()
+        dispatcher.hanging.add(HEARTBEAT)
+        await bench.until(lambda: task.status == "running")
+        await bench.clock.sleep(4.0)
+        dispatcher.hanging.clear()
+        await bench.until(lambda: task.claim_id is None, seconds=ACKNOWLEDGE_SECONDS - 4.0)
+
+    play(story, setting=claimed_by_id(1, heartbeat_seconds=60.0), concurrency=2, seconds=200.0)
+
+
+def test_an_acknowledgement_that_is_refused_for_now_is_sent_again_in_time() -> None:
+    async def story(bench: Bench) -> None:
+        dispatcher = bench.dispatcher
+        (task,) = dispatcher.tasks.values()
+        await bench.until(lambda: task.status == "running")
+        dispatcher.unknown_tokens = 1
+        await bench.until(lambda: task.claim_id is None, seconds=ACKNOWLEDGE_SECONDS)
+
+    play(story, setting=claimed_by_id(1, heartbeat_seconds=60.0), concurrency=2, seconds=200.0)
