@@ -337,6 +337,25 @@ def test_what_a_claim_has_not_seen_gets_a_task_by_the_pass(play: Play) -> None:
     play(story)
 
 
+def test_a_claim_that_is_repeated_takes_no_batch_that_its_first_answer_had_not(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        body = {"buffer": {"dataset": "alerts"}}
+        await world.tasks.create([replace(made.sink.new("empty"), payload=body)])
+        (first,) = await world.tasks.claim_next("sink.write", worker="sink", claim_id="a claim")
+        assert given(first) == []
+        task = await made.writing()
+        await made.published(task, "a")
+        await world.tasks.complete(done(task.fence))
+        (again,) = await world.tasks.claim_next("sink.write", worker="sink", claim_id="a claim")
+        assert (again.fence, given(again)) == (first.fence, [])
+        # Whoever has read the first answer ends it, and has written nothing.
+        await world.tasks.complete(done(first.fence))
+        assert await made.states() != {"a": "done"}
+
+    play(story)
+
+
 def test_two_claims_share_no_batch(play: Play) -> None:
     async def story(world: World) -> None:
         made = await buffer(world, max_age="0s", max_rows=20)

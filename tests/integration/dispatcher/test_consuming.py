@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dispatcher.tasks.consumption import OVERTAKEN
+from penstock.dispatcher.tasks.lifecycle import UNACKNOWLEDGED_SECONDS
 from penstock.dispatcher.tasks.model import (
     AttemptEnd,
     ClaimedTask,
@@ -135,6 +136,48 @@ def test_only_what_was_appended_since(play: Play) -> None:
         await it.publish("a", "c")
         assert await it.consumed() == ["a3", "c1"]
         assert await it.consumed() == []
+
+    play(story)
+
+
+@pytest.mark.parametrize("clean", ["", APPEND])
+def test_a_claim_that_is_repeated_late_consumes_nothing_that_nobody_has_read(
+    clean: str, play: Play
+) -> None:
+    async def story(world: World) -> None:
+        it = Book(world)
+        await it.apply(dag(clean=clean))
+        await it.publish("a")
+        await it.tick()
+        (first,) = await it.tasks.claim_next("a:tally", worker="w", claim_id="a claim")
+        same = await it.tasks.claim_next("a:tally", worker="w", claim_id="a claim")
+        assert [(each.fence, read(each)) for each in same] == [(first.fence, read(first))]
+        # The first answer was read after all, and its request comes once more.
+        await it.publish("a", "b")
+        for again in await it.tasks.claim_next("a:tally", worker="w", claim_id="a claim"):
+            assert read(again) == read(first)
+        assert isinstance(await it.end(first), AttemptEnd)
+        assert await it.consumed() == ["a2", "b1"]
+
+    play(story)
+
+
+def test_what_cannot_be_given_again_is_taken_back_and_given_anew(play: Play) -> None:
+    async def story(world: World) -> None:
+        it = Book(world)
+        await it.apply(dag())
+        await it.publish("a")
+        await it.tick()
+        await it.tasks.reap()
+        await it.tasks.claim_next("a:tally", worker="w", claim_id="a claim")
+        await it.publish("a")
+        assert await it.tasks.claim_next("a:tally", worker="w", claim_id="a claim") == ()
+        world.later(UNACKNOWLEDGED_SECONDS + 1)
+        (reaped,) = (await it.tasks.reap(outage_seconds=1e6)).reaped
+        assert reaped.status is TaskStatus.QUEUED
+        claimed = await it.claim()
+        assert read(claimed) == ["a1", "a2"]
+        assert isinstance(await it.end(claimed), AttemptEnd)
 
     play(story)
 

@@ -15,7 +15,8 @@ FROM (
 ) AS held
 
 -- name: give_changes
--- For attempts that this transaction is about to begin, or whose claim is repeated. Which partitions a task reads is as ever: its own, or
+-- For attempts that this transaction is about to begin; of those whose claim is repeated it says whether
+-- they would be given the same (`is_same`), and notes nothing. Which partitions a task reads is as ever: its own, or
 -- the dataset without partitions, or those within its range; without a partition, all of them. Of those
 -- it is given what has a later revision than the one that its job has consumed; a backfill that
 -- somebody asked for reads everything again. What was removed before it was read is only counted, and
@@ -119,12 +120,20 @@ WITH reading AS MATERIALIZED (
     FROM reading
     LEFT JOIN moves USING (task_id, input)
     LEFT JOIN pieces USING (task_id, input)
-    ON CONFLICT (task_id, attempt, input) DO UPDATE
-    SET fed = excluded.fed, partition_keys = excluded.partition_keys, after = excluded.after,
-        upto = excluded.upto, parts = excluded.parts, missed = excluded.missed
+    ON CONFLICT (task_id, attempt, input) DO NOTHING
 )
 SELECT reading.task_id, reading.input, coalesce(pieces.parts, '[]') AS parts,
        coalesce(moves.missed, 0)::integer AS missed,
+       NOT EXISTS (
+           SELECT FROM consumption
+           WHERE (consumption.task_id, consumption.attempt, consumption.input)
+               = (reading.task_id, reading.attempt, reading.input)
+             AND (consumption.fed, consumption.partition_keys, consumption.after, consumption.upto,
+                  consumption.parts, consumption.missed)
+               IS DISTINCT FROM
+                 (reading.fed, coalesce(moves.keys, '{}'), coalesce(moves.after, '{}'),
+                  coalesce(moves.upto, '{}'), coalesce(jsonb_array_length(pieces.parts), 0),
+                  coalesce(moves.missed, 0))) AS is_same,
        -- Who reads nothing knows by these what it would be.
        coalesce((SELECT generation_schema.columns FROM generation_schema
                  WHERE generation_schema.dataset_id = reading.dataset_id

@@ -170,15 +170,18 @@ ORDER BY task.id
 FOR NO KEY UPDATE OF task
 
 -- name: repeat_attempts
--- For attempts that `begun_by_claim` has locked: their tokens are signed anew, for what there is to
--- read now, and their worker has as long as before to acknowledge them.
+-- For attempts that `begun_by_claim` has locked: their worker has as long as before to acknowledge them,
+-- but no longer in all than the heartbeat. One that would grant anything else by now is not repeated:
+-- if it has begun, its token holds; if not, it is taken back (FENCE-20).
 UPDATE task
-SET grants = coalesce(asked.grants, task.grants),
-    lease_expires_at = greatest(task.lease_expires_at, penstock_now() + least(
-        definition.heartbeat_ms, %(unacknowledged_ms)s) * interval '1 millisecond')
+SET lease_expires_at = greatest(task.lease_expires_at, least(
+        penstock_now() + %(unacknowledged_ms)s * interval '1 millisecond',
+        task.claimed_at + definition.heartbeat_ms * interval '1 millisecond'))
 FROM unnest(%(tasks)s::bigint[], %(grants)s::text[]) AS asked(task_id, grants),
      job_definition AS definition
 WHERE task.id = asked.task_id AND task.status = 'running' AND definition.id = task.definition_id
+  AND coalesce(asked.grants, task.grants) IS NOT DISTINCT FROM task.grants
+RETURNING task.id
 
 -- name: pick_more
 -- More of what was picked, to be run as one with it: partitions of the same definition and

@@ -270,13 +270,20 @@ def _time_problem(new: NewBatch, *, now_ms: int) -> str:
 
 
 async def with_batches(
-    connection: Connection, claimed: Sequence[ClaimedTask]
+    connection: Connection, claimed: Sequence[ClaimedTask], *, is_again: bool = False
 ) -> tuple[ClaimedTask, ...]:
-    """Attempts that are about to begin, those of sinks with the batches that they write."""
+    """Attempts that are about to begin, those of sinks with the batches that they write.
+
+    Those that run, whose claim is repeated (`is_again`), take no more: their end would write off
+    what it was first given, and what it has taken since.
+    """
     if not any(_is_sinking(each) for each in claimed):
         return tuple(claimed)
     return tuple(
-        [await _with_batches(connection, each) if _is_sinking(each) else each for each in claimed]
+        [
+            await _with_batches(connection, each, is_again=is_again) if _is_sinking(each) else each
+            for each in claimed
+        ]
     )
 
 
@@ -284,11 +291,13 @@ def _is_sinking(claimed: ClaimedTask) -> bool:
     return BUFFER in claimed.payload and claimed.definition.get("operator") == SINK_OPERATOR
 
 
-async def _with_batches(connection: Connection, claimed: ClaimedTask) -> ClaimedTask:
+async def _with_batches(
+    connection: Connection, claimed: ClaimedTask, *, is_again: bool
+) -> ClaimedTask:
     dataset = claimed.payload[BUFFER]["dataset"]
     asked: dict[str, Any] = {"task": claimed.task_id}
     rows = await fetch_rows(connection, "taken_batches", asked)
-    if not rows:
+    if not rows and not is_again:
         limits = _limits(claimed.definition)
         asked |= {
             "dataset": dataset,

@@ -54,20 +54,28 @@ OVERTAKEN: Final = "Another task has already consumed changes that were assigned
 async def with_changes(
     connection: Connection, claimed: Sequence[ClaimedTask]
 ) -> tuple[ClaimedTask, ...]:
-    """Attempts that are about to begin, with what there is to read of their changing inputs."""
+    """Attempts that are about to begin, with what there is to read of their changing inputs.
+
+    Of those that run, whose claim is repeated, only the ones that have been given just that: what
+    they complete consumes what is noted, whoever has read it.
+    """
     reading = [each.task_id for each in claimed if _reads_changes(each.definition)]
     if not reading:
         return tuple(claimed)
     given: dict[int, dict[str, dict[str, Any]]] = {}
     # A statement of its own: the next sees every part that was put together with others so far.
     await fetch_rows(connection, "hold_positions", tasks=reading)
+    moved: set[int] = set()
     for row in await fetch_rows(connection, "give_changes", tasks=reading):
         given.setdefault(row["task_id"], {})[row["input"]] = _given(row)
+        if not row["is_same"]:
+            moved.add(row["task_id"])
     return tuple(
         replace(each, inputs=_merged(each.inputs, given[each.task_id]))
         if each.task_id in given
         else each
         for each in claimed
+        if each.task_id not in moved
     )
 
 

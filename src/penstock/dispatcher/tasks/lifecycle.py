@@ -628,7 +628,11 @@ async def _begin(
 
 
 async def _read(
-    connection: Connection, batches: Sequence[Sequence[int]], issue: IssueTokens | None
+    connection: Connection,
+    batches: Sequence[Sequence[int]],
+    issue: IssueTokens | None,
+    *,
+    is_again: bool = False,
 ) -> tuple[tuple[ClaimedTask, ...], list[str | None]]:
     """What the attempts of these tasks are to do, with their tokens, and what these grant."""
     tasks = [each for batch in batches for each in batch]
@@ -638,7 +642,7 @@ async def _read(
         ClaimedTask(**row, batch=names.get(row["task_id"], "")) for row in rows
     ]
     read = await with_changes(connection, await with_rewrites(connection, read))
-    read = await with_batches(connection, read)
+    read = await with_batches(connection, read, is_again=is_again)
     if issue is None:
         return tuple(read), [None] * len(read)
     issued = await issue(read, connection=connection)
@@ -656,18 +660,22 @@ async def _repeat(
     in_batches: bool,
     issue: IssueTokens | None,
 ) -> tuple[ClaimedTask, ...]:
-    """Attempts that run, and that nobody has acknowledged, for whoever has claimed them."""
+    """Attempts that run, and that nobody has acknowledged, for whoever has claimed them.
+
+    They are given what they were given before, or not at all: this may be a late duplicate of a
+    claim that was answered, and its answer may be worked on.
+    """
     if not known:
         return ()
     batches = joined(known) if in_batches else [[each.id] for each in known]
-    begun, issued = await _read(connection, batches, issue)
+    begun, issued = await _read(connection, batches, issue, is_again=True)
     asked = {
         "tasks": [each.task_id for each in begun],
         "grants": issued,
         "unacknowledged_ms": round(UNACKNOWLEDGED_SECONDS * 1000),
     }
-    await connection.execute(query("repeat_attempts"), asked)
-    return begun
+    same = {row["id"] for row in await fetch_rows(connection, "repeat_attempts", asked)}
+    return tuple(each for each in begun if each.task_id in same)
 
 
 async def _refused_beats(connection: Connection, fences: Sequence[Fence]) -> Mapping[int, Refusal]:
