@@ -184,6 +184,9 @@ class Assignment(Answer):
     acknowledge_seconds: float = 0.0
     """Within how long a heartbeat, or the end, has to say that the claim was answered: until then
     the lease lasts no longer, and the attempt is not counted. 0 if the claim had no id."""
+    was_lost: bool = False
+    """Whether an attempt of it was taken back uncounted: it may have begun all the same, so this
+    one begins only when it is acknowledged."""
 
 
 class ClaimAnswer(Answer):

@@ -69,10 +69,16 @@ class TaskAttempt:
     """One attempt that this worker holds."""
 
     def __init__(
-        self, assignment: Assignment, *, begins: Callable[[], None] = lambda: None
+        self,
+        assignment: Assignment,
+        *,
+        begins: Callable[[], None] = lambda: None,
+        is_asked: bool = False,
     ) -> None:
         """`begins` is called when its code is about to run."""
         self.assignment = assignment
+        self.is_asked = is_asked
+        """Whether its claim is acknowledged before it begins."""
         self.begins = begins
         self.name = attempt_name(
             task_id=assignment.task_id,

@@ -438,6 +438,7 @@ class ClaimScheduler:
         ask = ClaimAsk(
             operator=claim.operator, limit=limit, in_batches=is_joined, claim_id=claim_id
         )
+        asked_at = self._clock.monotonic()
         try:
             answer = await self._client.claim(ask)
         except DispatcherRefused as error:
@@ -461,7 +462,7 @@ class ClaimScheduler:
         else:
             if self._claims.succeeded():
                 _log.info("claims succeed again")
-            executor.begin(answer.tasks)
+            executor.begin(answer.tasks, asked_at=asked_at)
             self._queue.answered(claim, is_more=len(answer.tasks) >= limit)
 
     def _is_left_to_report(self, operator: str, executor: AttemptExecutor) -> bool:

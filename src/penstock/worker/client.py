@@ -1,7 +1,6 @@
 """The client of the dispatcher's internal API, for workers, sources and query services.
 
-Every call may be repeated. An answer to a claim that came so late that its attempts may be gone is
-asked about, by a heartbeat, before anything of it begins. `DispatcherUnavailable` is that no
+Every call may be repeated. `DispatcherUnavailable` is that no
 dispatcher answered, or none can serve now: whether the call was carried out is then unknown.
 `DispatcherRefused` is an answer: no, and why. A call about several tasks has a result for each, so
 a refused task raises nothing: it is in the results. How one that answers is found says
@@ -12,7 +11,6 @@ Called by the worker, sources and `query.service`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -22,7 +20,6 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.document_format import UNREADABLE
 from penstock.kernel.entropy import Entropy
 from penstock.kernel.errors import (
-    DispatcherError,
     DispatcherRefused,
     DispatcherUnavailable,
     InvalidInput,
@@ -49,14 +46,12 @@ from penstock.protocol.events import (
 from penstock.protocol.identity import Identity
 from penstock.protocol.queries import QueryBeginAnswer, QueryBeginAsk, QueryEndAnswer, QueryEndAsk
 from penstock.protocol.work import (
-    Assignment,
     ClaimAnswer,
     ClaimAsk,
     CompleteAsk,
     CredentialsAnswer,
     CredentialsAsk,
     HeartbeatAsk,
-    HeldAsk,
     HelloAnswer,
     HelloAsk,
     ResultsAnswer,
@@ -71,12 +66,6 @@ _QUERY_SECONDS: Final = 15.0
 _KEYS_SECONDS: Final = 3.0
 _WAITED_SECONDS_MORE: Final = 10.0
 """How much longer than it was asked to wait a dispatcher may take."""
-
-_IN_TIME_SHARE: Final = 0.5
-"""An answer that took no more of the time to acknowledge it is acknowledged in time."""
-_ACKNOWLEDGED_MAX: Final = 25
-"""How many tasks are acknowledged in one call: tokens may be long."""
-_log = logging.getLogger(__name__)
 
 AnswerType = TypeVar("AnswerType")
 
@@ -119,7 +108,6 @@ class InternalClient(Service):
         transport: DispatcherTransport | None = None,
     ) -> None:
         self._name = "" if identity is None else identity.name
-        self._clock = clock
         headers = (
             {}
             if identity is None
@@ -159,10 +147,7 @@ class InternalClient(Service):
 
     async def claim(self, ask: ClaimAsk) -> ClaimAnswer:
         """Begin attempts. One whose answer is lost brings the same ones, if it has an id."""
-        asked_at = self._clock.monotonic()
-        answer = await self._call("POST", "/internal/task-claim", ask, ClaimAnswer)
-        answer.tasks = await self._still_held(answer.tasks, asked_at)
-        return answer
+        return await self._call("POST", "/internal/task-claim", ask, ClaimAnswer)
 
     async def heartbeat(
         self, ask: HeartbeatAsk, *, call_seconds: float = CALL_SECONDS
@@ -172,10 +157,7 @@ class InternalClient(Service):
 
     async def complete(self, ask: CompleteAsk) -> ResultsAnswer:
         """End attempts; the results are in the order of the tasks."""
-        asked_at = self._clock.monotonic()
-        answer = await self._results("/v1/task/complete", ask, len(ask.tasks), CALL_SECONDS)
-        answer.claimed = await self._still_held(answer.claimed, asked_at)
-        return answer
+        return await self._results("/v1/task/complete", ask, len(ask.tasks), CALL_SECONDS)
 
     async def task_events(self, ask: TaskEventsAsk, *, token: str = "") -> EventsAnswer:
         """Send events of a running attempt."""
@@ -196,25 +178,6 @@ class InternalClient(Service):
     async def webhook_refusals(self, ask: RefusalsAsk) -> RefusalsAnswer:
         """Have it noted that a webhook has refused requests."""
         return await self._call("POST", "/internal/webhook-refusals", ask, RefusalsAnswer)
-
-    async def _still_held(self, claimed: list[Assignment], asked_at: float) -> list[Assignment]:
-        """Of an answer that came late, what is ours still: the rest may run elsewhere by now."""
-        shortest = min((each.acknowledge_seconds for each in claimed), default=0.0)
-        if not shortest or self._clock.monotonic() - asked_at < _IN_TIME_SHARE * shortest:
-            return claimed
-        held: list[Assignment] = []
-        for first in range(0, len(claimed), _ACKNOWLEDGED_MAX):
-            some = claimed[first : first + _ACKNOWLEDGED_MAX]
-            ask = HeartbeatAsk(tasks=[_held(each) for each in some])
-            try:
-                results = (await self.heartbeat(ask, call_seconds=shortest)).results
-            except DispatcherError as error:
-                _log.warning("failed to acknowledge a claim; its tasks go back: %s", error.message)
-                continue
-            held += [each for each, found in zip(some, results, strict=True) if found.status < 400]
-        if len(held) < len(claimed):
-            _log.info("%d tasks of a late answer are not run", len(claimed) - len(held))
-        return held
 
     async def begin_query(self, ask: QueryBeginAsk, proof: Mapping[str, str]) -> QueryBeginAnswer:
         """What a query may read by the proof of who asks; the same ticket begins the same query."""
@@ -293,15 +256,6 @@ class InternalClient(Service):
                 " ".join(_told(each, call_seconds) for each in error.misses),
                 hint="Check that the dispatcher runs and that its URL is right.",
             ) from error
-
-
-def _held(task: Assignment) -> HeldAsk:
-    return HeldAsk(
-        task_id=task.task_id,
-        attempt=task.attempt,
-        lease_token=task.lease_token,
-        token=task.token or None,
-    )
 
 
 def _told(miss: DispatcherMiss, call_seconds: float) -> str:

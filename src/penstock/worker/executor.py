@@ -16,6 +16,10 @@ is killed, or stops, gives them back uncounted, and so does one that had no slot
 An attempt whose completion is refused, because what it was merged with is no longer published,
 takes a slot again: it merges again, or waits until it may.
 
+An attempt that could be taken back as one that nobody has begun waits in its slot until its
+claim is acknowledged (FENCE-20): where the answer came late, where there is no journal, and where
+an attempt of the task was taken back before.
+
 Called by `penstock.worker.worker` and `claim_scheduler`, from the event loop.
 """
 
@@ -57,6 +61,8 @@ _TURN_SECONDS: Final = 1.0
 _AHEAD_FACTOR: Final = 3
 _AHEAD_SECONDS_MAX: Final = 2.0
 """How long an attempt waits for a slot before another worker may have it."""
+_IN_TIME_SHARE: Final = 0.5
+"""An answer that took no more of the time to acknowledge it is acknowledged in time."""
 _PACE_SHARE: Final = 0.2
 """What a task counts in the average of its operator."""
 
@@ -179,25 +185,33 @@ class AttemptExecutor:
         """How many attempts run."""
         return len(self._running)
 
-    def begin(self, assignments: Sequence[Assignment]) -> None:
-        """Run what one claim returned; a worker that stops releases it instead."""
+    def begin(self, assignments: Sequence[Assignment], *, asked_at: float | None = None) -> None:
+        """Run what one claim returned; a worker that stops releases it instead.
+
+        `asked_at` is when it was claimed, if this is no claim of just now.
+        """
         self.journal.hold(assignments)
+        now = self._clock.monotonic()
+        waited = 0.0 if asked_at is None else now - asked_at
         sizes = Counter(each.batch for each in assignments if each.batch)
         for each in assignments:
             try:
-                self._begin(each, batch_size=sizes.get(each.batch, 1))
+                is_asked = _is_asked(each, waited=waited, is_kept=self.journal.is_kept)
+                self._begin(each, batch_size=sizes.get(each.batch, 1), is_asked=is_asked)
             except Exception:  # noqa: BLE001 - one assignment never costs the others of its claim
                 _log.exception("task %d failed to start; its lease will expire", each.task_id)
                 self.journal.release(each)
 
-    def _claimed(self, operator: str, assignments: Sequence[Assignment]) -> None:
+    def _claimed(self, operator: str, assignments: Sequence[Assignment], asked_at: float) -> None:
         """What a report of ends has brought."""
         if assignments:
-            self.begin(assignments)
+            self.begin(assignments, asked_at=asked_at)
         self._claims.reserved(operator, assignments)
 
-    def _begin(self, assignment: Assignment, *, batch_size: int) -> None:
-        attempt = TaskAttempt(assignment, begins=partial(self.journal.begin, assignment))
+    def _begin(self, assignment: Assignment, *, batch_size: int, is_asked: bool) -> None:
+        attempt = TaskAttempt(
+            assignment, begins=partial(self.journal.begin, assignment), is_asked=is_asked
+        )
         before = self.heartbeats.hold(attempt)
         if before is not None:
             _log.warning("%s is interrupted: the task was reassigned", before)
@@ -328,6 +342,8 @@ class AttemptExecutor:
         return ask if is_on else attempt.interrupted()
 
     async def _run(self, attempt: TaskAttempt, *, batch_size: int) -> EndAsk | None:
+        if attempt.is_asked and not await attempt.acknowledged():
+            return attempt.interrupted()
         assignment = attempt.assignment
         runtime = self._runtimes.get(assignment.runtime)
         if runtime is None:
@@ -402,6 +418,17 @@ class AttemptExecutor:
         self.heartbeats.release(attempt)
         self.journal.release(attempt.assignment)
         self._claims.freed(_claimed_operator(attempt))
+
+
+def _is_asked(assignment: Assignment, *, waited: float, is_kept: bool) -> bool:
+    """Whether its claim is to be acknowledged before it begins.
+
+    An answer that came late may be about attempts that are gone. And what is not acknowledged is
+    taken back as if it had not begun: who is killed has to leave another proof that it has.
+    """
+    seconds = assignment.acknowledge_seconds
+    is_late = waited >= _IN_TIME_SHARE * seconds
+    return seconds > 0 and (is_late or not is_kept or assignment.was_lost)
 
 
 def _claimed_operator(attempt: TaskAttempt) -> str:

@@ -82,10 +82,10 @@ class HeartbeatSender:
         self._lanes = [_Lane(each, Backoff(entropy), asyncio.Event()) for each in (True, False)]
         self._held: dict[int, _Held] = {}
 
-    def hold(self, attempt: TaskAttempt, *, is_asked: bool = False) -> TaskAttempt | None:
+    def hold(self, attempt: TaskAttempt) -> TaskAttempt | None:
         """Keep an attempt alive; returns an earlier one of the same task, which is let go.
 
-        With `is_asked` somebody waits for it to be acknowledged, so that is done at once.
+        Where the attempt waits for being acknowledged, that is done at once.
         """
         seconds = HEARTBEATS.pause_seconds(attempt.assignment.heartbeat_seconds)
         pause = max(_PAUSE_SECONDS_MIN, seconds)
@@ -94,7 +94,7 @@ class HeartbeatSender:
             first = HEARTBEATS.pause_seconds(attempt.assignment.acknowledge_seconds)
             first = min(pause, max(_PAUSE_SECONDS_MIN, first))
         before = self._held.get(attempt.task_id)
-        due_at = self._clock.monotonic() + (0.0 if is_asked else first)
+        due_at = self._clock.monotonic() + (0.0 if attempt.is_asked else first)
         self._held[attempt.task_id] = _Held(attempt, first, due_at, later_seconds=pause)
         self._tell()
         return before.attempt if before is not None else None

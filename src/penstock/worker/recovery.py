@@ -27,7 +27,8 @@ is no journal, and the heartbeat timeout decides, as it does for a crash at thes
 | the process is killed | what follows |
 |---|---|
 | after the claim was committed, and before its answer was read | nobody acknowledges it: it is |
-| | taken back within seconds, not counted |
+| | taken back within seconds, not counted. So where there is no journal nothing begins before |
+| | it is acknowledged, and nothing that was taken back so before |
 | before `held` was written | the same |
 | between `held` and `begun` | a release: nothing of it has run |
 | between `begun` and the first line of the function | a failure: counted, and it runs again |
@@ -108,6 +109,11 @@ class AttemptJournal:
         self._bytes = 0
         if lock is not None:
             self._do(self._rewrite)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a successor on this machine would find what is held."""
+        return self._file >= 0
 
     def hold(self, assignments: Iterable[Assignment]) -> None:
         """Note what was claimed."""

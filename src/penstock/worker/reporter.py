@@ -223,7 +223,7 @@ class CompletionReporter:
     `done` is called for each attempt when there is nothing more to report of it, and `moved` for
     one that has to merge again, or to wait for another, before it can end; `is_idle` says whether
     nothing else runs that could end soon. A call also claims what `reserve` says there is room for,
-    and `claimed` is told of what it has brought, however it ends.
+    and `claimed` is told of what it has brought, however it ends, and when that was asked for.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class CompletionReporter:
         moved: Callable[[TaskAttempt, EndAsk, TaskResult], None],
         is_idle: Callable[[], bool],
         reserve: Callable[[], Sequence[NextClaim]] = lambda: (),
-        claimed: Callable[[str, Sequence[Assignment]], None] = lambda _, __: None,
+        claimed: Callable[[str, Sequence[Assignment], float], None] = lambda _, __, ___: None,
     ) -> None:
         self._client = client
         self._reserve = reserve
@@ -328,6 +328,7 @@ class CompletionReporter:
         pause_seconds = 0.0
         ask = self._ask(batch)
         claimed_of, claimed = "", list[Assignment]()
+        asked_at = self._clock.monotonic()
         try:
             answer = await self._client.complete(ask)
             claimed_of, claimed = answer.claimed_of, answer.claimed
@@ -349,7 +350,7 @@ class CompletionReporter:
                 # No outage: a dispatcher that does not know a key yet will, in a moment.
                 pause_seconds = _UNPROVED_SECONDS
         finally:
-            self._claimed(claimed_of, claimed)
+            self._claimed(claimed_of, claimed, asked_at)
         self._waiting.extend(each for each in again if not each.attempt.is_lost)
         self._in_call = []
         self._note_empty()

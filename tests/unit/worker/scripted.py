@@ -84,6 +84,8 @@ class Task:
     """What its ends are refused with, one after the other."""
     claim_id: str | None = None
     """Of the claim that has begun the running attempt, until it is acknowledged."""
+    was_lost: bool = False
+    """Whether an attempt of it was taken back uncounted."""
     batch: str = ""
     """Claimed together with those of the same batch, as one."""
     mints: bool = False
@@ -257,6 +259,7 @@ class Dispatcher:
             lease_expires_at=at(task.heartbeat_seconds),
             heartbeat_seconds=task.heartbeat_seconds,
             acknowledge_seconds=self.acknowledge_seconds,
+            was_lost=task.was_lost,
             timeout_seconds=task.timeout_seconds,
             job=task.job,
             operator=task.operator,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.runtimes.base import AttemptWork, ProducedOutput, WorkReporter
 from tests.unit.worker.bench import Bench, play
 from tests.unit.worker.scripted import Dispatcher
 from tests.unit.worker.test_worker import CLAIM, COMPLETE, HEARTBEAT, all_are, waiting
@@ -128,3 +130,57 @@ def test_an_acknowledgement_that_is_refused_for_now_is_sent_again_in_time() -> N
         await bench.until(lambda: task.claim_id is None, seconds=ACKNOWLEDGE_SECONDS)
 
     play(story, setting=claimed_by_id(1, heartbeat_seconds=60.0), concurrency=2, seconds=200.0)
+
+
+@pytest.mark.parametrize("answers_lost", [0, 1, 3])
+def test_of_an_answer_that_comes_late_nothing_is_forgotten(answers_lost: int) -> None:
+    async def story(bench: Bench) -> None:
+        dispatcher = bench.dispatcher
+        dispatcher.answers_lost[HEARTBEAT] = answers_lost
+        await bench.until(lambda: all_are(bench, "completed"), seconds=60.0)
+        assert once_each(dispatcher)
+
+    def setting(dispatcher: Dispatcher) -> None:
+        claimed_by_id(2, heartbeat_seconds=60.0)(dispatcher)
+        dispatcher.answer_latency_seconds[CLAIM] = 8.0
+
+    play(story, setting=setting, concurrency=2)
+
+
+def test_what_cannot_be_acknowledged_is_given_back() -> None:
+    async def story(bench: Bench) -> None:
+        dispatcher = bench.dispatcher
+        dispatcher.hanging.add(HEARTBEAT)
+        await bench.until(lambda: all_are(bench, "released"), seconds=90.0)
+        assert bench.runtime.works == []
+
+    play(story, setting=claimed_by_id(1, heartbeat_seconds=30.0), concurrency=1)
+
+
+@pytest.mark.parametrize(("has_journal", "was_lost"), [(False, False), (True, True), (True, False)])
+def test_what_would_not_be_known_to_have_begun_is_acknowledged_first(
+    has_journal: bool, was_lost: bool, tmp_path: Path
+) -> None:
+    is_first = not has_journal or was_lost
+    seen: list[bool] = []
+
+    async def story(bench: Bench) -> None:
+        tasks = bench.dispatcher.tasks
+
+        async def doing(work: AttemptWork, _: WorkReporter) -> tuple[ProducedOutput, ...]:
+            seen.append(tasks[work.task_id].claim_id is None)
+            return ()
+
+        bench.runtime.doing = doing
+        await bench.until(lambda: all_are(bench, "completed"))
+        # One call for all that a claim has brought, or none.
+        assert bench.dispatcher.paths()[HEARTBEAT] <= (2 if is_first else 0)
+
+    play(
+        story,
+        setting=claimed_by_id(4, was_lost=was_lost),
+        concurrency=4,
+        locks=tmp_path if has_journal else None,
+    )
+    assert seen
+    assert set(seen) == {is_first}

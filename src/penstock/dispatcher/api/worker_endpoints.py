@@ -380,7 +380,8 @@ def _assignment(
         lease_token=claimed.lease_token,
         lease_expires_at=claimed.lease_expires_at,
         heartbeat_seconds=claimed.heartbeat_ms / 1000,
-        acknowledge_seconds=acknowledge_seconds,
+        acknowledge_seconds=min(acknowledge_seconds, claimed.heartbeat_ms / 1000),
+        was_lost=claimed.was_lost,
         timeout_seconds=claimed.timeout_ms / 1000,
         job=claimed.job,
         # What is run; what it is claimed as has the queue in its name too.

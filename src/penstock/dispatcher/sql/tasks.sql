@@ -325,7 +325,7 @@ SELECT claimed.id AS task_id,
        penstock_now() + claimed.heartbeat_ms * interval '1 millisecond' AS lease_expires_at,
        claimed.heartbeat_ms, claimed.timeout_ms, claimed.payload, claimed.body AS definition,
        claimed.definition_id, claimed.runtime, claimed.operator, claimed.generation::text, job.name AS job,
-       claimed.runs_alone,
+       claimed.runs_alone, claimed.losses > 0 AS was_lost,
        greatest(0, extract(epoch FROM penstock_now() - claimed.due_at))::double precision
            AS waited_seconds,
        (SELECT coalesce(

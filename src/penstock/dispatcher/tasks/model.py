@@ -142,6 +142,8 @@ class ClaimedTask:
     """How long it was due before it was claimed."""
     runs_alone: bool = False
     """Whether nothing else may run in its process."""
+    was_lost: bool = False
+    """Whether an attempt of it was taken back, or given up, uncounted, as not begun."""
 
     @property
     def fence(self) -> Fence:

@@ -100,6 +100,7 @@ def test_a_claim_that_is_repeated_late_leaves_the_tokens_of_its_answer_as_they_a
 ) -> None:
     async def story(stage: Stage) -> None:
         ok(await stage.apply())
+        lost: list[Assignment] = []
         for event in ("e1", "e2"):
             asked = {"job": "feed", "partition_key": "a", "event_id": event}
             ok(await stage.public.post("/v1/trigger", json=asked))
@@ -108,9 +109,10 @@ def test_a_claim_that_is_repeated_late_leaves_the_tokens_of_its_answer_as_they_a
             ok(await stage.complete(held(task, outputs=[output(task)])))
             await stage.route()
             if event == "e1":
-                (first,) = await claimed(stage.internal, stage, operator="a:report", limit=1)
+                lost = await claimed(stage.internal, stage, operator="a:report", limit=1)
         # What it reads was replaced meanwhile: it would be granted something else by now.
         assert await claimed(stage.internal, stage, operator="a:report", limit=1) == []
+        (first,) = lost
         ok(await stage.beat(held(first)))
         ok(await stage.complete(held(first, outputs=[output(first, "daily")])))
 
@@ -152,6 +154,20 @@ def test_a_repeated_claim_is_given_the_changes_that_it_was_given(on_stage: Perfo
         end = held(again, outputs=[output(again, "daily")])
         results = read(await stage.complete(end), ResultsAnswer).results
         assert results[0].task_status == "completed"
+
+    on_stage(story)
+
+
+def test_a_worker_is_told_of_a_lease_that_is_shorter(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        ok(
+            await stage.apply(
+                chain().replace("  clean:\n", "  clean:\n    heartbeat_timeout: 2s\n")
+            )
+        )
+        await stage.trigger("a")
+        (task,) = await claimed(stage.internal, stage)
+        assert (task.heartbeat_seconds, task.acknowledge_seconds) == (2.0, 2.0)
 
     on_stage(story)
 
@@ -214,7 +230,8 @@ def test_what_nobody_acknowledges_is_taken_back_uncounted(play: Play) -> None:
         await world.tasks.reap()
         for loss in range(LOSSES_MAX):
             (lost,) = await world.tasks.claim_next("operator", worker="w", claim_id=f"{loss}")
-            assert lost.attempt == loss + 1
+            # The next one is to be acknowledged before it begins: this one may have begun.
+            assert (lost.attempt, lost.was_lost) == (loss + 1, loss > 0)
             world.later(UNACKNOWLEDGED_SECONDS - 1)
             assert (await world.tasks.reap(outage_seconds=1e6)).reaped == ()
             world.later(2)
