@@ -250,7 +250,14 @@ class DispatcherError(PenstockError):
 
 
 class DispatcherUnavailable(DispatcherError):
-    """No dispatcher answered, or it could not serve now. Every request may be repeated."""
+    """No dispatcher answered, or it could not serve now. Every request may be repeated.
+
+    `is_faulty` is that one has tried, and what came of it is no answer: it may always be so.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", is_faulty: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_faulty = is_faulty
 
 
 class DispatcherRefused(DispatcherError):

@@ -20,7 +20,8 @@ refuses the wake-ups that wait here, so that they reach one that has some.
 
 Called by `penstock.worker.worker`, from the event loop. It holds no tasks. Every claim has an id,
 which the next one for the same operator repeats if there was no answer: what was begun comes again,
-and what nobody asks for again the dispatcher takes back within seconds.
+and what nobody asks for again the dispatcher takes back within seconds. What cannot be told to this
+worker, as answer after answer is faulty, is left to that.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ from penstock.worker.settings import PipelineWorkerSettings
 
 _REST_SECONDS_MIN: Final = 2.0
 _REST_SECONDS_MAX: Final = 60.0
+_FAULTS_MAX: Final = 3
+"""How often a claim is made whose answer is faulty each time: then it is another claim."""
 
 
 @dataclass(slots=True)
@@ -279,6 +282,8 @@ class ClaimScheduler:
         self._is_claiming = False
         self._claim_ids: dict[str, str] = {}
         """Of claims that were not answered, by operator: the next one repeats it."""
+        self._faults = 0
+        """How many faulty answers there were in a row."""
         self._is_told = False
         """Whether dispatchers tell this worker of work by themselves; else a queue does."""
         self._reserved: Mapping[str, tuple[PendingClaim, int]] = {}
@@ -450,7 +455,11 @@ class ClaimScheduler:
             _log.warning("a claim for %s was refused: %s", claim.operator, error.advice)
             self._queue.answered(claim, is_more=False)
         except DispatcherUnavailable as error:
-            self._claim_ids[claim.operator] = claim_id
+            self._faults = self._faults + 1 if error.is_faulty else 0
+            if self._faults < _FAULTS_MAX:
+                self._claim_ids[claim.operator] = claim_id
+            else:
+                self._faults = 0
             await self._not_answered(claim, error)
         except Exception:  # noqa: BLE001 - one answer never ends the claims for all operators
             _log.exception("a claim for %s failed in the worker", claim.operator)

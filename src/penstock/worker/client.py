@@ -62,6 +62,7 @@ from penstock.tokens.verifier import JWKS_PATH, Jwk, keys_of
 
 CALL_SECONDS: Final = 25.0
 """How long one dispatcher has to answer: a little longer than it gives itself."""
+_FAULT: Final = 500
 _QUERY_SECONDS: Final = 15.0
 _KEYS_SECONDS: Final = 3.0
 _WAITED_SECONDS_MORE: Final = 10.0
@@ -255,6 +256,9 @@ class InternalClient(Service):
             raise DispatcherUnavailable(
                 " ".join(_told(each, call_seconds) for each in error.misses),
                 hint="Check that the dispatcher runs and that its URL is right.",
+                is_faulty=any(
+                    each.reply is not None and each.reply.status == _FAULT for each in error.misses
+                ),
             ) from error
 
 
@@ -276,7 +280,8 @@ def _decoded(answered: DispatcherReply, answer: type[AnswerType]) -> AnswerType:
         return msgspec.json.decode(answered.body, type=answer)
     except UNREADABLE as error:
         raise DispatcherUnavailable(
-            f"{answered.url} answered {answered.status} with an invalid body: {error}."
+            f"{answered.url} answered {answered.status} with an invalid body: {error}.",
+            is_faulty=True,
         ) from error
 
 

@@ -335,6 +335,9 @@ class CompletionReporter:
             self._claim_id = ""
         except DispatcherUnavailable as error:
             again, pause_seconds = list(batch), self._unanswered(error)
+            if error.is_faulty:
+                # Perhaps for what it has claimed. While calls fail none claims anything.
+                self._claim_id = ""
         except DispatcherRefused as error:
             if error.status in _NOT_JUDGED:
                 again, pause_seconds = list(batch), self._unanswered(error)

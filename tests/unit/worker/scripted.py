@@ -104,6 +104,10 @@ class Task:
         return "" if end is None else end.reason
 
 
+class _UnspeakableTask(Exception):
+    """A task that no answer can assign."""
+
+
 @dataclass
 class Dispatcher:
     """The app, what it knows, and what goes wrong with it."""
@@ -143,6 +147,8 @@ class Dispatcher:
     """How long leases of claims with an id are until they are acknowledged; 0 for as ever."""
     is_claiming_with_ends: bool = False
     """Whether calls that end attempts claim what the worker has room for."""
+    unspeakable: set[int] = field(default_factory=set)
+    """Tasks that no answer can assign: the call is carried out, and fails then."""
     in_calls: Counter[str] = field(default_factory=Counter)
     most_in_calls: Counter[str] = field(default_factory=Counter)
 
@@ -211,7 +217,10 @@ class Dispatcher:
             return problem.status, problem
         if path in self.problems:
             return self.problems[path].status, self.problems[path]
-        return handler(ask)
+        try:
+            return handler(ask)
+        except _UnspeakableTask:
+            return 500, Problem(type="internal", title="It failed.", status=500)
 
     def _hello(self, ask: HelloAsk) -> tuple[int, Answer]:
         served = [
@@ -252,6 +261,8 @@ class Dispatcher:
         return self._assigned(task)
 
     def _assigned(self, task: Task) -> Assignment:
+        if task.id in self.unspeakable:
+            raise _UnspeakableTask
         return Assignment(
             task_id=task.id,
             attempt=task.attempt,

@@ -184,3 +184,32 @@ def test_what_would_not_be_known_to_have_begun_is_acknowledged_first(
     )
     assert seen
     assert set(seen) == {is_first}
+
+
+def test_a_claim_whose_answer_is_always_faulty_is_given_up() -> None:
+    async def story(bench: Bench) -> None:
+        (_, task) = bench.dispatcher.tasks.values()
+        await bench.until(lambda: task.status == "completed", seconds=60.0)
+        assert once_each(bench.dispatcher)
+
+    def setting(dispatcher: Dispatcher) -> None:
+        claimed_by_id(2)(dispatcher)
+        dispatcher.unspeakable.add(1)
+
+    play(story, setting=setting, concurrency=1)
+
+
+def test_an_end_is_acknowledged_whatever_is_claimed_with_it() -> None:
+    async def story(bench: Bench) -> None:
+        bench.runtime.joins_batches = False
+        bench.listener.is_waiting_there = True
+        bench.dispatcher.is_claiming_with_ends = True
+        _, _, task = bench.dispatcher.tasks.values()
+        await bench.until(lambda: task.status == "completed", seconds=60.0)
+        assert [each.task_id for each in bench.runtime.works] == [1, 3]
+
+    def setting(dispatcher: Dispatcher) -> None:
+        claimed_by_id(3)(dispatcher)
+        dispatcher.unspeakable.add(2)
+
+    play(story, setting=setting, concurrency=1, ahead_seconds=0)
