@@ -20,7 +20,7 @@ from penstock.app import make_client, make_webhook_source, make_worker, secret_o
 from penstock.dispatcher.api import server
 from penstock.dispatcher.client import Client
 from penstock.dispatcher.database.local_server import LocalPostgres
-from penstock.dispatcher.tasks.lifecycle import UNACKNOWLEDGED_SECONDS
+from penstock.dispatcher.tasks.completion import UNACKNOWLEDGED_SECONDS
 from penstock.dispatcher.wakeups.long_poll import Broker, WakeUp
 from penstock.dispatcher_app import Dispatcher
 from penstock.installation import Installation

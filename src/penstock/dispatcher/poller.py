@@ -99,6 +99,9 @@ def is_due(found: Found) -> bool:
 
 _OUTAGE_SECONDS: Final = 15.0
 """Without a reaper for so long, workers could not be heard either; far above the reapers' pace."""
+_UNHEARD_SECONDS: Final = 6.5
+"""The same for claims that were not acknowledged: after so long an answer to a heartbeat may have
+been missed twice; a little above the reapers' pace."""
 _ROUTED_MAX: Final = 2000
 
 
@@ -120,7 +123,7 @@ def reaping_turn(tasks: Tasks) -> Turn:
     """Expire attempts whose leases have run out."""
 
     async def turn() -> float | None:
-        reaping = await tasks.reap(outage_seconds=_OUTAGE_SECONDS)
+        reaping = await tasks.reap(outage_seconds=_OUTAGE_SECONDS, unheard_seconds=_UNHEARD_SECONDS)
         return 0.0 if len(reaping.reaped) == BATCH_MAX else None
 
     return turn

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.dispatcher.tasks.completion import UNACKNOWLEDGED_SECONDS
 from penstock.dispatcher.tasks.consumption import OVERTAKEN
-from penstock.dispatcher.tasks.lifecycle import UNACKNOWLEDGED_SECONDS
 from penstock.dispatcher.tasks.model import (
     AttemptEnd,
     ClaimedTask,

@@ -53,8 +53,8 @@ from penstock.dispatcher.api.problems import (
 from penstock.dispatcher.capabilities.credentials import MintedCredentials
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection
-from penstock.dispatcher.tasks.completion import AttemptReport
-from penstock.dispatcher.tasks.lifecycle import BATCH_MAX, UNACKNOWLEDGED_SECONDS
+from penstock.dispatcher.tasks.completion import UNACKNOWLEDGED_SECONDS, AttemptReport
+from penstock.dispatcher.tasks.lifecycle import BATCH_MAX
 from penstock.dispatcher.tasks.model import (
     AttemptEnd,
     ClaimedTask,

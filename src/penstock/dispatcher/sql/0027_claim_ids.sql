@@ -3,6 +3,9 @@
 ALTER TABLE task ADD COLUMN claim_id text;
 CREATE INDEX task_claim ON task (claim_id) WHERE status = 'running' AND claim_id IS NOT NULL;
 
+-- Until when reapers spare such attempts, since heartbeats may not have been heard.
+ALTER TABLE reaper ADD COLUMN spares_until timestamptz NOT NULL DEFAULT '-infinity';
+
 CREATE OR REPLACE FUNCTION task_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF (OLD.id, OLD.job_id, OLD.definition_id, OLD.generation, OLD.dedupe_key, OLD.created_at)

@@ -369,7 +369,8 @@ ORDER BY judged.task_id, judged.place
 -- name: watch_reaper
 -- Say that a reaper runs. If none has for a while, though something has run all the time, workers
 -- could not say that they live either: all reapers hold still for the longest time that a worker may
--- be silent (FENCE-6). Where nothing runs there is no need to say so.
+-- be silent (FENCE-6). Where nothing runs there is no need to say so. Attempts that nobody has
+-- acknowledged have less time, so a shorter gap counts for them.
 UPDATE reaper
 SET ran_at = greatest(reaper.ran_at, penstock_now()),
     quiet_until = CASE
@@ -385,12 +386,18 @@ SET ran_at = greatest(reaper.ran_at, penstock_now()),
              JOIN job_definition AS definition ON definition.id = task.definition_id
              WHERE task.status = 'running'), 0) * interval '1 millisecond'
         ELSE reaper.quiet_until
+    END,
+    spares_until = CASE
+        WHEN reaper.ran_at + %(unheard_seconds)s * interval '1 second' < penstock_now()
+        THEN penstock_now() + %(unacknowledged_seconds)s * interval '1 second'
+        ELSE reaper.spares_until
     END
 RETURNING quiet_until, quiet_until > penstock_now() AS is_quiet
 
 -- name: reap
 -- A claim that nobody has acknowledged is taken back, and not counted as often as what was lost with
--- its worker is not: its answer was lost, or its worker killed before it had read it (FENCE-20).
+-- its worker is not: its answer was lost, or its worker killed before it had read it (FENCE-20). Where
+-- it may not have been heard it is spared once more for as long.
 WITH over AS MATERIALIZED (
     SELECT task.id, task.worker, task.claimed_at, task.claim_id IS NOT NULL AS is_unread,
            CASE
@@ -402,6 +409,10 @@ WITH over AS MATERIALIZED (
            END AS status
     FROM task
     WHERE task.status = 'running' AND task.lease_expires_at <= penstock_now()
+      AND (task.claim_id IS NULL
+           OR (SELECT spares_until FROM reaper) <= penstock_now()
+           OR task.lease_expires_at
+              <= penstock_now() - %(unacknowledged_seconds)s * interval '1 second')
     ORDER BY task.lease_expires_at
     LIMIT %(limit)s
     FOR NO KEY UPDATE SKIP LOCKED

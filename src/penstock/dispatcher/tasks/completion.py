@@ -288,6 +288,8 @@ ROUTED_MAX: Final = 1_000
 """How many events are routed in the transaction that has made them, at most."""
 RELEASES_MAX: Final = 20
 """How often a task is handed back without that being counted, until it is replayed."""
+UNACKNOWLEDGED_SECONDS: Final = 10.0
+"""How long a claim with an id may go unacknowledged: workers do so within a third of it."""
 LOSSES_MAX: Final = 5
 """How many of these may be because a worker was killed before the attempt had begun."""
 _RELEASE_FIRST_MS: Final = 1_000
@@ -426,14 +428,26 @@ def _merge_refusal(
     }
 
 
-async def reap(connection: Connection, *, limit: int, outage_seconds: float) -> ReaperPass:
+async def reap(
+    connection: Connection, *, limit: int, outage_seconds: float, unheard_seconds: float
+) -> ReaperPass:
     """Expire attempts whose leases have run out, unless reaping is held after an outage."""
-    watched = await connection.execute(query("watch_reaper"), {"outage_seconds": outage_seconds})
+    watching = {
+        "outage_seconds": outage_seconds,
+        "unheard_seconds": unheard_seconds,
+        "unacknowledged_seconds": UNACKNOWLEDGED_SECONDS,
+    }
+    watched = await connection.execute(query("watch_reaper"), watching)
     watch = await watched.fetchone()
     assert watch is not None, "the schema has the one row"
     if watch["is_quiet"]:
         return ReaperPass((), quiet_until=watch["quiet_until"])
-    asked = {"limit": limit, "releases_max": RELEASES_MAX, "losses_max": LOSSES_MAX}
+    asked = {
+        "limit": limit,
+        "releases_max": RELEASES_MAX,
+        "losses_max": LOSSES_MAX,
+        "unacknowledged_seconds": UNACKNOWLEDGED_SECONDS,
+    }
     found = await connection.execute(query("reap"), asked)
     rows = await found.fetchall()
     if rows:

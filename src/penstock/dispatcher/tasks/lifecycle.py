@@ -64,7 +64,14 @@ from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.metrics import Counters
 from penstock.dispatcher.tasks.batches import with_batches
-from penstock.dispatcher.tasks.completion import AttemptReport, Route, end, no_route, reap
+from penstock.dispatcher.tasks.completion import (
+    UNACKNOWLEDGED_SECONDS,
+    AttemptReport,
+    Route,
+    end,
+    no_route,
+    reap,
+)
 from penstock.dispatcher.tasks.consumption import with_changes
 from penstock.dispatcher.tasks.model import (
     AttemptEnd,
@@ -242,8 +249,6 @@ def batch_names(batches: Iterable[Sequence[int]], attempts: dict[int, int]) -> d
 BATCH_MAX: Final = 1000
 """How many tasks one call may be about; `create` takes any number."""
 WORKER_CHARACTERS_MAX: Final = 200
-UNACKNOWLEDGED_SECONDS: Final = 10.0
-"""How long a claim with an id may go unacknowledged: workers do so within a third of it."""
 LATE_SECONDS_MAX: Final = 60.0
 """How long after the end of its attempt a heartbeat may come that was only under way."""
 _REPEATS_MAX: Final = 2
@@ -499,14 +504,24 @@ class Tasks:
 
         return await self._database.transact(work)
 
-    async def reap(self, *, limit: int = BATCH_MAX, outage_seconds: float = 30.0) -> ReaperPass:
+    async def reap(
+        self,
+        *,
+        limit: int = BATCH_MAX,
+        outage_seconds: float = 30.0,
+        unheard_seconds: float | None = None,
+    ) -> ReaperPass:
         """Expire attempts whose leases have run out, the oldest first.
 
         If no reaper has run for `outage_seconds`, none ends anything for the longest time that a
-        worker may be silent: workers that could not be heard are heard first.
+        worker may be silent: workers that could not be heard are heard first. After
+        `unheard_seconds`, or else as many, attempts are spared that were not acknowledged.
         """
+        unheard = outage_seconds if unheard_seconds is None else unheard_seconds
         reaping = await self._database.transact(
-            lambda connection: reap(connection, limit=limit, outage_seconds=outage_seconds)
+            lambda connection: reap(
+                connection, limit=limit, outage_seconds=outage_seconds, unheard_seconds=unheard
+            )
         )
         self.counters.note_ended(reaping.measured)
         return reaping

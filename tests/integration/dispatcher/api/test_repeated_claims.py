@@ -12,8 +12,8 @@ import pytest
 
 from penstock.dispatcher.announcer import Announcer
 from penstock.dispatcher.api.routes import internal_app
-from penstock.dispatcher.tasks.completion import LOSSES_MAX
-from penstock.dispatcher.tasks.lifecycle import UNACKNOWLEDGED_SECONDS, RepeatedClaim
+from penstock.dispatcher.tasks.completion import LOSSES_MAX, UNACKNOWLEDGED_SECONDS
+from penstock.dispatcher.tasks.lifecycle import RepeatedClaim
 from penstock.dispatcher.tasks.model import ClaimedTask, Refusal
 from penstock.dispatcher.wakeups.base import TaskCounts
 from penstock.protocol.work import Assignment, ClaimAnswer, ResultsAnswer
@@ -246,6 +246,32 @@ def test_what_nobody_acknowledges_is_taken_back_uncounted(play: Play) -> None:
         world.later(UNACKNOWLEDGED_SECONDS + 1)
         (reaped,) = (await world.tasks.reap(outage_seconds=1e6)).reaped
         assert reaped.status == "dead"
+
+    play(story)
+
+
+def test_what_could_not_be_acknowledged_is_spared_once(play: Play) -> None:
+    async def story(world: World) -> None:
+        job = await world.job(heartbeat_ms=60_000)
+        await job.make("one", "two")
+
+        async def reaped() -> list[int]:
+            found = await world.tasks.reap(outage_seconds=15, unheard_seconds=6.5)
+            return [each.task_id for each in found.reaped]
+
+        await reaped()
+        (alive,) = await world.tasks.claim_next("operator", worker="w", claim_id="one")
+        (lost,) = await world.tasks.claim_next("operator", worker="w", claim_id="two")
+        # The only dispatcher is away for so long, and then its reaper is back first.
+        world.later(UNACKNOWLEDGED_SECONDS + 1)
+        assert await reaped() == []
+        world.later(3)
+        await world.tasks.heartbeat([alive.fence])
+        world.later(2)
+        assert await reaped() == []
+        # Also where reapers are always late.
+        world.later(7)
+        assert await reaped() == [lost.task_id]
 
     play(story)
 
