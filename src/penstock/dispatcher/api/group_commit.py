@@ -16,8 +16,9 @@ What is wrong with one call is no other's fault: if a gathered call fails for an
 room for together, and given to them in the order in which they came, each with its worker's own
 name, leases and tokens. Claims in batches, or of one job, are made by themselves. If nothing
 can be signed the whole claim is undone, and each is made by itself; so it is if one of them is
-repeated, whose answer was lost (`lifecycle.RepeatedClaim`). An operator has a lane only
-while somebody waits for it. Called by `worker_endpoints`.
+repeated, whose answer was lost (`lifecycle.RepeatedClaim`). A claim is never made as one with a
+repetition of itself, and a repetition is answered with all that the claim has begun. An operator
+has a lane only while somebody waits for it. Called by `worker_endpoints`.
 """
 
 from __future__ import annotations
@@ -131,6 +132,9 @@ class GroupCommit(Generic[Item, Result]):
             if len(group) == 1:
                 raise
             return await self._call(mine.items)
+        if len(group) == 1:
+            # All of it, also where that is more than was asked for.
+            return answers
         first = 0
         found: Sequence[Result] = ()
         for each in group:
@@ -185,6 +189,13 @@ class _Place:
 
     worker: str
     claim_id: str | None
+    number: int
+    """Among those of its claim."""
+
+    @property
+    def key(self) -> Hashable:
+        """The same for every repetition of a claim."""
+        return id(self) if self.claim_id is None else (self.worker, self.claim_id, self.number)
 
 
 _Claims = GroupCommit[_Place, ClaimedTask | None]
@@ -205,9 +216,12 @@ class GroupedClaims:
         gathering = self._operators.get(operator)
         if gathering is None:
             call = partial(self._claim, operator)
-            gathering = GroupCommit(call, key=id, items_max=self._issuer.claims_max)
+            gathering = GroupCommit(
+                call, key=lambda place: place.key, items_max=self._issuer.claims_max
+            )
             self._operators[operator] = gathering
-        places = [_Place(worker, claim_id) for _ in range(min(limit, self._issuer.claims_max))]
+        count = min(limit, self._issuer.claims_max)
+        places = [_Place(worker, claim_id, number) for number in range(count)]
         try:
             found = await gathering(places)
         finally:

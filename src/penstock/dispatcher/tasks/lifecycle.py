@@ -39,16 +39,22 @@ each attempt (FENCE-20); an end that is reported does as well:
 | an attempt is | its lease is | when that is over |
 |---|---|---|
 | unacknowledged (`task.claim_id`) | `UNACKNOWLEDGED_SECONDS`, or the heartbeat | released: not |
-| | if that is shorter | counted, `LOSSES_MAX` times; claimable at once |
+| | if that is shorter; a repetition renews | counted, `LOSSES_MAX` times; claimable at once |
+| | it, up to the heartbeat in all | |
 | acknowledged, or of a claim without an id | the heartbeat of its job | counted, retrying or dead |
 
 | the answer is lost, or somebody dies | what follows |
 |---|---|
 | before the commit | nothing has begun |
 | after it; the worker repeats the claim, at whichever dispatcher | the same attempts and lease |
-| | tokens; what they read, and their capability tokens, are as of now. Nothing else begins |
+| | tokens, with the same grants, changes and batches. One that would be given others now is not |
+| | repeated: if the answer was read after all it goes on, and else it is released by the reaper |
+| while another dispatcher has the same claim in hand | both begin something; what no answer |
+| | brings is released by the reaper |
 | after it; the worker is gone, or never repeats it | released by the reaper |
 | the answer comes after that | the worker asks, by a heartbeat, before anything begins: refused |
+| the worker is killed while it runs, before the first heartbeat | its journal counts it. |
+| | Without one nothing begins before it is acknowledged; nor does a task with such a release |
 | after the first heartbeat | as ever: the journal of the worker, or the heartbeat timeout |
 """
 

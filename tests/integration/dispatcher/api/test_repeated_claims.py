@@ -320,6 +320,30 @@ def test_of_claims_that_are_made_as_one_the_repeated_one_is_made_alone(play: Pla
     play(story)
 
 
+def test_a_claim_that_comes_many_times_at_once_has_whole_answers(on_stage: Perform) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.apply()
+        await stage.trigger(*"abcdefgh")
+        calls = [
+            stage.parts.claim("a:clean", worker="w", limit=limit, claim_id=ID)
+            for limit in (2, 2, 2, 2, 1, 1)
+        ]
+        # Two are made at once, and know nothing of each other; all others come after one of them.
+        first, second, *others = await asyncio.gather(*calls)
+        begun = {each.task_id for each in (*first, *second)}
+        running = await stage.world.rows("SELECT id FROM task WHERE status = 'running'")
+        assert {row["id"] for row in running} == begun
+        for found in others:
+            assert {each.task_id for each in found} in (
+                begun,
+                {each.task_id for each in first},
+                {each.task_id for each in second},
+            )
+        assert {each.task_id for each in others[-1]} == begun
+
+    on_stage(story)
+
+
 def test_a_repeated_claim_and_the_reaper_share_no_attempt(play: Play) -> None:
     async def story(world: World) -> None:
         job = await world.job(heartbeat_ms=60_000)
