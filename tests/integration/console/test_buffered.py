@@ -126,6 +126,23 @@ def test_rejected_rows_are_listed_and_what_they_say_is_not_believed(
     buffered(story)
 
 
+def test_what_cannot_be_read_in_time_does_not_hold_the_page_up(
+    buffered: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(visitor: Visitor, made: Buffers) -> None:
+        await made.published(alert("a", "loud"))
+        await made.sunk()
+        monkeypatch.setattr(dataset, "_REJECTED_SECONDS", 0.0)
+        status, page = await visitor.get(PATH)
+        assert status == 200
+        assert rows_of(page) == []
+        said = words(page)
+        assert "The rejected rows could not be read in time." in said
+        assert "penstock rejected list alerts" in said
+
+    buffered(story)
+
+
 def test_a_batch_that_could_not_be_read_can_only_be_dropped(
     buffered: Callable[..., None],
 ) -> None:

@@ -240,13 +240,16 @@ async def rejected_rows(
     if isinstance(found, Problem):
         return found
     rows: list[RejectedRow] = []
+    bound = asyncio.timeout(seconds_max)
     try:
-        async with asyncio.timeout(seconds_max):
+        async with bound:
             async for some in _pages(parts, found):
                 rows += await _unmarked(parts, found.dataset_id, some)
                 if len(rows) > limit:
                     return RejectedAnswer(rows=rows[:limit], is_cut=True)
     except TimeoutError:
+        if not bound.expired():
+            raise
         return RejectedAnswer(rows=rows, is_cut=True)
     return RejectedAnswer(rows=rows)
 
