@@ -176,6 +176,8 @@ def _seed(installation: Installation) -> None:
         installation.task("-odd_-name-", key, "completed")
     installation.task("picky", PICKY, "dead")
     installation.task("rude", RUDE, "dead")
+    rejected = "/v1/buffers/alerts/rejected"
+    installation.until(lambda: installation.client.get(rejected).json()["rows"])
 
 
 @contextlib.contextmanager

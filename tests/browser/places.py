@@ -15,7 +15,11 @@ WHOLE_PATHS = tuple(path for path in PATHS if "{" not in path)
 
 _GIVEN = {
     "/jobs/{name:path}": ("/jobs/rude", "/jobs/-odd_-name-", "/jobs/feed"),
-    "/datasets/{name:path}": ("/datasets/fresh", "/datasets/_", "/datasets/rude", "/datasets/news"),
+    "/datasets/{name:path}": (
+        *("/datasets/fresh", "/datasets/_", "/datasets/rude", "/datasets/news"),
+        "/datasets/alerts",
+    ),
+    "/datasets/{name}/rejected": ("/datasets/alerts/rejected",),
     "/datasets/{name}/partitions": ("/datasets/fresh/partitions", "/datasets/rude/partitions"),
     "/datasets/{name}/partitions/{key:path}": (
         partition_path("fresh", ODD),

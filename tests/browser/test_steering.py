@@ -194,3 +194,21 @@ def test_the_theme_that_is_chosen_stays(seen_first: Window) -> None:
     assert page.evaluate(dark) is True
     seen_first.open("/tasks")
     assert page.evaluate(dark) is True
+
+
+def test_a_rejected_row_is_dropped_where_its_dataset_shows_it(
+    seen: Window, installation: Installation
+) -> None:
+    rejected = "/v1/buffers/alerts/rejected"
+    before = len(installation.client.get(rejected).json()["rows"])
+    installation.trigger("2026-12-31")
+    installation.until(lambda: len(installation.client.get(rejected).json()["rows"]) == before + 1)
+    page = seen.page
+    page.once("dialog", Dialog.accept)
+    seen.open("/datasets/alerts")
+    rows = page.locator("[data-fetched] tbody tr")
+    expect(rows).to_have_count(before + 1)
+    rows.first.get_by_role("button", name="Drop").click()
+    expect(page.locator(".told")).to_contain_text("is dropped")
+    expect(rows).to_have_count(0)
+    expect(page.locator("tbody tr")).to_have_count(before)

@@ -89,6 +89,11 @@ class Api:
         one = {**self.own, "lease_token": lease, "token": token, **held}
         return ask(self.url, "POST", "/v1/task/complete", {"tasks": [one]})
 
+    def publish(self, token: str, dataset: str = "grumbles", **body: Any) -> list[Any]:
+        """Rows into a buffer; `body` instead of them."""
+        said = {"dataset": dataset, "batch": "hostile", **(body or {"rows": [{"id": "h"}]})}
+        return ask(self.url, "POST", "/v1/task/buffer-publish", said, **capability(token))
+
     def output(self, location: str) -> list[dict[str, str]]:
         """An output of its own, wherever that was reported as."""
         (grant,) = self.claims["grants"]["write"]
@@ -109,6 +114,7 @@ def api_tries(targets: Any, token: str) -> Said:
         said[f"heartbeat, {name}"] = api.heartbeat(forged)
         said[f"complete, {name}"] = api.complete(forged)
         said[f"query, {name}"] = api.query(forged)
+        said[f"publish, {name}"] = api.publish(forged)
     said["query begun, of the victim's dataset"] = api.begin(token)
     for name, sql in hostile_sql(targets).items():
         said[f"query, {name}"] = api.query(token, sql)
@@ -119,7 +125,28 @@ def api_tries(targets: Any, token: str) -> Said:
     said["credentials, to write the victim's"] = api.credentials(token, write=theirs)
     up = [f"{targets['root']}/scratch/../datasets/"]
     said["credentials, by a way up"] = api.credentials(token, read=up)
+    said |= buffer_tries(api, token)
     return {**said, **fence_tries(api, token), **listener_tries(targets, token)}
+
+
+def buffer_tries(api: Api, token: str) -> Said:
+    """What it should not publish, by its own token, which allows it to publish grumbles."""
+    (grant,) = api.claims["grants"]["write"]
+    places = {
+        "the victim's file": f"{api.targets['victim']['location']}/data.txt",
+        "the victim's running file": f"{api.targets['victim']['running']}/data.txt",
+        "a file by a way up": f"{grant['prefix']}../../precious/data.txt",
+        "a file of the machine": f"file://{api.targets['files']['the signing key']}",
+    }
+    said: Said = {}
+    for name, location in places.items():
+        file = {"location": location, "format": "jsonl", "bytes": 13, "sha256": "0" * 64}
+        said[f"publish {name}"] = api.publish(token, file=file)
+    for dataset in ("confided", "precious", "grumbles_rejected", "nothing"):
+        said[f"publish into {dataset}"] = api.publish(token, dataset)
+    said["publish too much"] = api.publish(token, rows=[{"id": "h" * 300_000}])
+    said["publish far too much"] = api.publish(token, rows=[{"id": "h" * 2_000_000}])
+    return said
 
 
 def hostile_sql(targets: Any) -> dict[str, str]:

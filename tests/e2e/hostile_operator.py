@@ -216,6 +216,7 @@ def later_tries(*, kept: Any, targets: Any, lease_token: str, only: list[str]) -
         "credentials": lambda: api.credentials(token),
         "query": lambda: api.query(token),
         "query begun": lambda: api.begin(token),
+        "publish": lambda: api.publish(token),
         "query, directly": lambda: api.query_directly(token),
         "events": lambda: api.events(token, lease_token),
         "events, renewed": lambda: api.events(api.renewed(token, lease_token), lease_token),

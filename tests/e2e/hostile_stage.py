@@ -104,6 +104,7 @@ class Stage:
             "open": (await self.published("precious"))["open"],
             "objects": self.objects(f"{where.removeprefix(f'{self.root}/')}/"),
             "data": self.read(f"{where}/data.txt"),
+            "batches": await self.rows("SELECT seq, dataset_id FROM buffer_batch ORDER BY seq"),
         }
 
     async def targets(self) -> dict[str, Any]:

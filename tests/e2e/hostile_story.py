@@ -69,7 +69,18 @@ jobs:
     config: {release: "FOLDER/release"}
     inputs: [orders]
     outputs: [precious]
+    buffers: [confided]
     secrets: {VAULT: "file:vault"}
+  confide:
+    runtime: sink
+    operator: sink.write
+    update: append
+    outputs: [{name: confided, buffered: true, columns: {id: string}}, confided_rejected]
+  grumble:
+    runtime: sink
+    operator: sink.write
+    update: append
+    outputs: [{name: grumbles, buffered: true, columns: {id: string}}, grumbles_rejected]
   share: {runtime: process, operator: "victim:share", inputs: [bait], outputs: [shared]}
   hostile:
     runtime: process
@@ -77,6 +88,7 @@ jobs:
     config: {machine: UNTRUSTED}
     inputs: [{from: shared, where: 'partition_key glob "h-*"'}]
     outputs: [loot]
+    buffers: [grumbles]
     untrusted: UNTRUSTED
     max_attempts: 1
   rogue:
@@ -85,6 +97,7 @@ jobs:
     config: {machine: false}
     inputs: [{from: shared, where: 'partition_key glob "r-*"'}]
     outputs: [plunder]
+    buffers: [grumbles]
     max_attempts: 1
   ghost:
     runtime: process
@@ -92,6 +105,7 @@ jobs:
     config: {machine: false}
     inputs: [{from: shared, where: 'partition_key glob "g-*"'}]
     outputs: [remains]
+    buffers: [grumbles]
     untrusted: UNTRUSTED
     heartbeat_timeout: 8s
     max_attempts: 2

@@ -36,6 +36,7 @@ JOBS: Final = {"hostile": "hostile h-tries", "rogue": "rogue r-tries"}
 CREDENTIALS, EVENTS = "POST /v1/task/credentials", "POST /v1/task/events"
 QUERY, BEGIN = "POST /v1/task/query", "POST /internal/query/begin"
 HEARTBEAT, COMPLETE = "POST /v1/task/heartbeat", "POST /v1/task/complete"
+PUBLISH: Final = "POST /v1/task/buffer-publish"
 OUTSIDE: Final = "outside of its grants"
 
 
@@ -78,6 +79,7 @@ def _forged() -> Iterator[tuple[str, Refused]]:
         "heartbeat": HEARTBEAT,
         "complete": COMPLETE,
         "query": QUERY,
+        "publish": PUBLISH,
     }
     for name, (status, kind) in kinds.items():
         for call, what in whats.items():
@@ -97,6 +99,7 @@ def _fenced() -> Iterator[tuple[str, Refused]]:
     theirs = "query begun, of the victim's dataset"
     yield theirs, by_token(403, "not granted", BEGIN, is_proved=True)
     yield from _queried()
+    yield from _published()
     for lease in ("guessed", "leaked"):
         for name, what in (
             ("events of the victim", EVENTS),
@@ -132,6 +135,19 @@ def _queried() -> Iterator[tuple[str, Refused]]:
         yield f"query, {name}", by_token(403, "not granted", BEGIN, is_proved=True)
 
 
+def _published() -> Iterator[tuple[str, Refused]]:
+    """Into buffers, by its own token."""
+    outside = Refused(403, "not granted", PUBLISH, OUTSIDE, is_proved=True)
+    for name in ("the victim's file", "the victim's running file", "a file by a way up"):
+        yield f"publish {name}", outside
+    yield "publish a file of the machine", outside
+    for name in ("confided", "precious", "grumbles_rejected", "nothing"):
+        wrong = Refused(403, "not granted", PUBLISH, "not granted", is_proved=True)
+        yield f"publish into {name}", wrong
+    for name in ("publish too much", "publish far too much"):
+        yield name, Refused(413, "too large", PUBLISH, "too large", is_noted=False)
+
+
 def _listened() -> Iterator[tuple[str, Refused]]:
     claim = "POST /internal/task-claim"
     for what in ("POST /internal/hello", claim, "POST /internal/events", "GET /internal/sources"):
@@ -164,6 +180,7 @@ OVER: Final = {
     "credentials": by_fence("over", CREDENTIALS),
     "query": by_fence("over", QUERY),
     "query begun": by_fence("over", BEGIN),
+    "publish": by_fence("over", PUBLISH),
     "query, directly": by_fence("over", BEGIN),
     "events": by_fence("over", EVENTS),
     "events, renewed": by_token(401, "missing", EVENTS),
@@ -181,6 +198,7 @@ REAPED: Final = {
     "credentials": by_token(403, "expired", CREDENTIALS, is_proved=True),
     "query": by_token(403, "expired", QUERY, is_proved=True),
     "query begun": by_token(403, "expired", BEGIN, is_proved=True),
+    "publish": by_token(403, "expired", PUBLISH, is_proved=True),
     # The query service verifies it by itself.
     "query, directly": Refused(403, "token expired", QUERY, "expired", is_noted=False),
     "events": by_token(403, "expired", EVENTS, is_proved=True),
@@ -319,6 +337,7 @@ def test_what_an_attempt_has_kept_is_worth_nothing_after_it(story: Story, whose:
 def test_the_victim_has_noticed_nothing(story: Story) -> None:
     assert story.victim["after"] == story.victim["before"]
     assert story.victim["after"]["data"] == "precious open"
+    assert story.victim["after"]["batches"] == []
     for task in ("victim open", "victim held"):
         assert (story.tasks[task]["status"], story.tasks[task]["attempt"]) == ("completed", 1)
 

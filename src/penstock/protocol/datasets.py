@@ -382,6 +382,12 @@ class BufferAnswer(Answer):
     taken: int
     """That tasks of the sink write now, or will try again."""
     waited_seconds: float = 0.0
+    rows: int = 0
+    """Of all of these batches, as far as they are counted."""
+    unknown: int = 0
+    """Batches whose rows nobody has counted."""
+    oldest_at: datetime | None = None
+    """When the first of those that wait or are taken was released."""
     pressed: str | None = None
     """Why nothing more is taken for now."""
 

@@ -18,6 +18,12 @@ def quick(task: FunctionTask) -> None:
         (each.path / "rows.csv").write_text(f'name,said\nsomebody,"{SCRIPT}"\n')
 
 
+def loud(task: FunctionTask) -> None:
+    """Publish a row that fits, and one that does not."""
+    task.buffer("alerts", [{"id": "a", "level": "info"}, {"id": "b", "level": SCRIPT}], id=SCRIPT)
+    quick(task)
+
+
 def slow(task: FunctionTask) -> None:
     """Say that it runs, and wait to be stopped."""
     sys.stdout.write("It has begun.\n")

@@ -10,7 +10,8 @@ partitions, with `cells=1`, by the script that draws them: once, and again when 
 changed, every few seconds at most. So a dataset of ten thousand partitions costs a viewer one
 large answer at first, and then the dispatcher a few short queries a second.
 
-The page of the partitions is a page too: the table is the way without the map.
+The page of the partitions is a page too: the table is the way without the map. Rejected rows of a
+buffered dataset have one as well, because reading them takes long; a script puts it into the page.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from penstock.console.pages.base import (
     PageRequest,
     call_api,
     parse_form,
+    problem_sentence,
 )
+from penstock.dispatcher.api.buffer_endpoints import give_back, rejected_rows
 from penstock.dispatcher.api.context import ApiContext
 from penstock.dispatcher.api.dag_endpoints import cut_over
 from penstock.dispatcher.views.datasets import (
@@ -53,6 +56,8 @@ from penstock.dispatcher.views.datasets import (
 )
 from penstock.protocol.base import NameParams, TaskStatus
 from penstock.protocol.dags import CutOverAsk
+from penstock.protocol.datasets import RejectedAsk, RejectedDoneAnswer, RejectedPlace
+from penstock.protocol.problem import Problem
 from penstock.protocol.steering import JobAnswer
 
 _GENERATION: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -81,6 +86,11 @@ def partition_path(name: str, key: str, *, generation: str | None = None) -> str
     if key in ("", ".", ".."):
         return f"{base}/partition{_query(key=key or None, generation=generation)}"
     return f"{base}/partitions/{quote(key, safe='')}{_query(generation=generation)}"
+
+
+def rejected_path(name: str) -> str:
+    """The rows that the sink of a buffered dataset has rejected."""
+    return f"/datasets/{quote(name, safe='')}/rejected"
 
 
 def snapshot_path(name: str, snapshot: int, *, after: tuple[str, str] | None = None) -> str:
@@ -199,6 +209,9 @@ async def _load(parts: ApiContext, asked: PageRequest) -> Mapping[str, Any] | Pa
         "blocking": (await views.blocking(place, limit=_BLOCKING_SHOWN))[:_BLOCKING_SHOWN],
         "columns": await views.columns(place),
         "about": await views.about(place.name),
+        "buffer": await views.buffer(place.name),
+        "table": await views.table(place),
+        "hot_url": parts.hot_url,
         "lineage": lineage,
         "sizes": SIZES,
         "why": why_blocking,
@@ -220,6 +233,7 @@ def _paths(name: str, generation: str | None) -> dict[str, Any]:
         "partition": lambda key: partition_path(name, key, generation=generation),
         "snapshot": lambda each: snapshot_path(name, each),
         "partitions": partitions_path(name, generation=generation),
+        "rejected": rejected_path(name),
         "after": lambda key: partitions_path(name, generation=generation, after=key),
     }
 
@@ -306,11 +320,60 @@ async def _cut_over(parts: ApiContext, asked: PageRequest, to: str) -> ActionRes
     )
 
 
+_REJECTED_SHOWN: Final = 50
+_REJECTED_SECONDS: Final = 8.0
+"""How long their files are read; a page may take longer."""
+
+
+async def _load_rejected(parts: ApiContext, asked: PageRequest) -> Mapping[str, Any] | PageNotFound:
+    place = await placed(parts, asked)
+    if isinstance(place, PageNotFound):
+        return place
+    found = await rejected_rows(
+        parts, place.name, limit=_REJECTED_SHOWN, seconds_max=_REJECTED_SECONDS
+    )
+    if isinstance(found, Problem):
+        return PageNotFound(problem_sentence(found))
+    return {"place": place, "found": found, "paths": _paths(place.name, None)}
+
+
+async def _replay(parts: ApiContext, asked: PageRequest, to: str) -> ActionResult:
+    return await _deal(parts, asked, to, is_dropped=False)
+
+
+async def _drop(parts: ApiContext, asked: PageRequest, to: str) -> ActionResult:
+    return await _deal(parts, asked, to, is_dropped=True)
+
+
+async def _deal(
+    parts: ApiContext, asked: PageRequest, to: str, *, is_dropped: bool
+) -> ActionResult:
+    fields = {each: asked.query.get(each, "") for each in ("sequence", "place")}
+    row = parse_form(RejectedPlace, fields)
+    named = f"Row {row.sequence}:{row.place}"
+
+    def told(done: RejectedDoneAnswer) -> str:
+        if not done.rows:
+            return f"{named} was dealt with before."
+        if is_dropped:
+            return f"{named} is dropped."
+        return f"{named} is given back as batch {done.batches[0]}; the sink judges it again."
+
+    return await call_api(
+        parts,
+        give_back,
+        to,
+        ask=RejectedAsk(rows=[row], is_dropped=is_dropped),
+        params=parse_form(NameParams, {"name": asked.path["name"]}, names={"name": "The name"}),
+        told=told,
+    )
+
+
 PAGE: Final = ConsolePage(
     "/datasets/{name:path}",
     "dataset",
     _load,
-    live=("figures", "map", "blocked", "generations", "recent", "snapshots"),
+    live=("figures", "buffer", "table", "map", "blocked", "generations", "recent", "snapshots"),
     section="datasets",
     query=("generation",),
 )
@@ -321,7 +384,14 @@ PARTITIONS: Final = ConsolePage(
     section="datasets",
     query=("generation", "cells", "after"),
 )
-ACTIONS: Final = (FormAction("/datasets/{name}/cut-over", _cut_over, fields=("force", "keep")),)
+REJECTED: Final = ConsolePage(
+    "/datasets/{name}/rejected", "rejected", _load_rejected, section="datasets"
+)
+ACTIONS: Final = (
+    FormAction("/datasets/{name}/cut-over", _cut_over, fields=("force", "keep")),
+    FormAction("/datasets/{name}/rejected/replay", _replay, fields=("sequence", "place")),
+    FormAction("/datasets/{name}/rejected/drop", _drop, fields=("sequence", "place")),
+)
 
 
 _SHOWN: Final = 100

@@ -31,6 +31,7 @@ SITE: Final[ConsoleSite[ApiContext]] = ConsoleSite(
         dataset.DATASETS_PAGE,
         dataset.PARTITIONS,
         dataset.SNAPSHOT,
+        dataset.REJECTED,
         partition.CONTENTS,
         partition.ODD,
         partition.PAGE,

@@ -222,21 +222,35 @@ async def _file(
 async def buffers(parts: ApiContext, call: ApiCall) -> Answer:
     """The buffered datasets of the DAG in force."""
     del call
-    rows = await parts.database.fetch("show_buffers")
+    rows = await parts.database.fetch("show_buffers", {"dataset": None})
     return BuffersAnswer(buffers=[BufferAnswer(**row) for row in rows])
 
 
 async def rejected(parts: ApiContext, call: ApiCall) -> Answer:
     """The rows that a sink has rejected, and nobody has dealt with."""
     params: RejectedParams = call.params
-    found = await _show(parts, params.name)
+    return await rejected_rows(parts, params.name, limit=params.limit)
+
+
+async def rejected_rows(
+    parts: ApiContext, name: str, *, limit: int, seconds_max: float | None = None
+) -> RejectedAnswer | Problem:
+    """The same; of the parts that could be read in that time."""
+    found = await _show(parts, name)
     if isinstance(found, Problem):
         return found
     rows: list[RejectedRow] = []
-    async for some in _pages(parts, found):
-        rows += await _unmarked(parts, found.dataset_id, some)
-        if len(rows) > params.limit:
-            return RejectedAnswer(rows=rows[: params.limit], is_cut=True)
+    bound = asyncio.timeout(seconds_max)
+    try:
+        async with bound:
+            async for some in _pages(parts, found):
+                rows += await _unmarked(parts, found.dataset_id, some)
+                if len(rows) > limit:
+                    return RejectedAnswer(rows=rows[:limit], is_cut=True)
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        return RejectedAnswer(rows=rows, is_cut=True)
     return RejectedAnswer(rows=rows)
 
 
@@ -315,9 +329,8 @@ async def _show(parts: ApiContext, name: str) -> _Sink | Problem:
     if parts.store is None:
         return conflict("no store", "This dispatcher has no store for batches.")
     buffer = await parts.batches.buffer(name)
-    rows = await parts.database.fetch("show_buffers")
-    for row in rows:
-        if buffer is not None and row["dataset"] == name:
+    for row in await parts.database.fetch("show_buffers", {"dataset": name}):
+        if buffer is not None:
             return _Sink(row["job"], name, buffer.dataset, row["rejected"])
     return unknown(f"The DAG that is in force has no buffered dataset {name!r}.")
 

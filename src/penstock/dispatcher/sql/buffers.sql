@@ -196,11 +196,12 @@ WHERE task.id = held.id
 RETURNING task.id
 
 -- name: show_buffers
--- The buffered datasets, and what waits in each; counted to a bound.
+-- The buffered datasets, or the one of a name, and what waits in each; counted to a bound.
 SELECT dataset.name AS dataset, job.name AS job, aside.name AS rejected,
        coalesce(counted.held, 0) AS held, coalesce(counted.released, 0) AS waiting,
        coalesce(counted.taken, 0) AS taken, coalesce(counted.waited_seconds, 0) AS waited_seconds,
-       pressure.reason AS pressed
+       coalesce(counted.rows, 0)::bigint AS rows, coalesce(counted.unknown, 0) AS unknown,
+       counted.oldest_at, pressure.reason AS pressed
 FROM dag_current
 JOIN dag_job USING (dag_version_id)
 JOIN job ON job.id = dag_job.job_id
@@ -218,15 +219,18 @@ LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE state = 'held') AS held,
            count(*) FILTER (WHERE state = 'released' AND sink_task IS NULL) AS released,
            count(*) FILTER (WHERE state = 'released' AND sink_task IS NOT NULL) AS taken,
-           extract(epoch FROM penstock_now() - min(released_at))::double precision AS waited_seconds
+           extract(epoch FROM penstock_now() - min(released_at))::double precision AS waited_seconds,
+           sum(rows) AS rows, count(*) FILTER (WHERE rows IS NULL) AS unknown,
+           min(released_at) AS oldest_at
     FROM (
-        SELECT state, sink_task, released_at
+        SELECT state, sink_task, released_at, rows
         FROM buffer_batch
         WHERE buffer_batch.dataset_id = dataset.id AND state <> 'done'
         LIMIT 10000
     ) AS first
 ) AS counted ON true
 WHERE output.said -> 'buffered' = 'true'
+  AND (%(dataset)s::text IS NULL OR dataset.name = %(dataset)s)
 ORDER BY dataset.name
 
 -- name: rejected_parts

@@ -19,6 +19,7 @@ from penstock.dispatcher.catalog.scan_planner import PartRow
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows
 from penstock.protocol.datasets import (
     SNAPSHOT_PARTS_MAX,
+    BufferAnswer,
     ColumnAnswer,
     DatasetDetail,
     GenerationDetail,
@@ -396,6 +397,16 @@ class PartitionViews:
         """What is kept of a dataset, and whether readers without Postgres are told all of it."""
         rows = await self._ask("show_dataset", name=name)
         return rows[0] if rows else {}
+
+    async def buffer(self, name: str) -> BufferAnswer | None:
+        """What waits for the sink of a dataset; None if the DAG in force does not buffer it."""
+        rows = await self._ask("show_buffers", dataset=name)
+        return BufferAnswer(**rows[0]) if rows else None
+
+    async def table(self, place: GenerationView) -> HotTableAnswer | None:
+        """How far the table of a dataset is in Postgres; None if it has none."""
+        rows = await self._ask("hot_status", dataset=place.dataset)
+        return msgspec.convert(rows[0], HotTableAnswer) if rows else None
 
     async def lineage(self) -> Sequence[DatasetLink]:
         """Who reads and writes what, in the DAG in force."""
