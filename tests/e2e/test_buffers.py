@@ -192,13 +192,14 @@ def _rows_below(location: str) -> list[dict[str, Any]]:
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "buffers.md"
+TITLE = "From a webhook to a table"
 QUESTION = "SELECT a.id, m.value FROM alerts a JOIN measures m ON a.sensor = m.sensor"
 
 
 @pytest.mark.timeout(600)
 def test_a_webhook_feeds_alerts_that_are_joined_with_parquet(tmp_path: Path) -> None:
     """The DAG of the page, typed, with a worker that runs functions, sinks and Spark."""
-    page = PAGE.read_text()
+    page = PAGE.read_text().split(f"## {TITLE}\n")[1]
     (dag,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (module,) = re.findall(r"```python\n(# alerting.py.*?)```", page, re.DOTALL)
     assert f'penstock query "{QUESTION}"' in page

@@ -33,6 +33,7 @@ TYPED: Final[Sequence[tuple[str, str, str]]] = (
     ("docs/tables.md", "Snapshots", "tests/e2e/test_tables.py"),
     ("docs/tables.md", "Erasing", "tests/e2e/test_tables.py"),
     ("docs/tables.md", "Who may read", "tests/e2e/test_tables.py"),
+    ("docs/buffers.md", "From a webhook to a table", "tests/e2e/test_buffers.py"),
     ("docs/pipeline.md", "Five minutes", "tests/e2e/documented/worlds.py"),
     (
         "docs/deployment.md",
@@ -78,6 +79,24 @@ REASONS: Final[Sequence[Reason]] = (
         "What it forgets others look at here.",
         "tests/e2e/test_tables.py",
         '"Erasing"',
+    ),
+    Reason(
+        r"penstock rejected (list|show|drop) alerts.*",
+        "It needs a buffered dataset with a rejected row, and there is one there.",
+        "tests/e2e/test_buffers.py",
+        '"rejected", "drop", "alerts"',
+    ),
+    Reason(
+        r"penstock rejected (mend|replay) alerts.*",
+        "It needs a buffered dataset with a rejected row, and there is one there.",
+        "tests/integration/dispatcher/api/test_buffers.py",
+        "give_back(",
+    ),
+    Reason(
+        r"curl .*/v1/task/buffer-publish .*",
+        "It needs the token of a task, and there are some there.",
+        "tests/integration/dispatcher/api/test_buffers.py",
+        "/v1/task/buffer-publish",
     ),
     Reason(
         r"penstock demo queue",
@@ -161,6 +180,7 @@ ENDINGS: Final[Sequence[tuple[str, str]]] = (
     (r"doctor", "URL"),
     (r"dispatcher", "--postgres DSN --store s3://BUCKET/PREFIX"),
     (r"worker", "--dispatcher http://HOST:7071 --concurrency 8"),
+    (r"sink", "--dispatcher http://HOST:7071"),
     (r"source (cron|webhook)", "--dispatcher http://HOST:7071"),
     (r"queue submit( --.*)?", """resize '{"n": 1}'"""),
     (r"queue (get|history|cancel|replay|batch( --wait)?)", "ID"),
@@ -241,6 +261,7 @@ STAYS: Final[Mapping[str, str]] = {
     "queue monitor": "Z  ",
     "queue console": "The console is at http://",
     "query-service": "Serving queries at http://",
+    "sink": "Working for http://",
 }
 """Verbs that go on until they are told to stop, and what they say when they are ready."""
 

@@ -83,7 +83,11 @@ def test_partitions_are_divided_expected_and_rewritten(bench: Bench, by_connect:
 
 
 @pytest.mark.timeout(400)
-def test_what_a_server_sends_is_cut_at_the_bound(server: Server) -> None:
+def test_what_a_server_sends_is_cut_at_the_bound(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PySpark sets it, and whatever this process starts later would be a client as well.
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     session = SparkSession.builder.remote(server.url).create()
     frame = session.range(0, 40_000, 1, 40).selectExpr("id", "repeat('x', 92) AS text")
     whole = gathered(frame, task_bytes_max=2**20, bytes_max=40_000 * 108)

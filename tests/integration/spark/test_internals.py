@@ -28,8 +28,8 @@ def test_what_a_release_lacks_is_named_with_it(spark: Any, monkeypatch: pytest.M
     with pytest.raises(WorkFailed) as caught:
         internals.check_driver(spark)
     assert caught.value.message.startswith(
-        f"PySpark {pyspark.__version__} cannot be used: it lacks to_arrow_schema, statusStore.job,"
-        " statusStore.lastStageAttempt, or has it in another form."
+        f"PySpark {pyspark.__version__} cannot be used: it lacks to_arrow_schema,"
+        " collectAsArrowToPython, statusStore.job, statusStore.lastStageAttempt, or has it in another form."
     )
     assert not caught.value.is_retried
 
@@ -60,7 +60,7 @@ def test_what_prunes_files_and_commits_writes_is_tried(
 def test_what_a_client_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         class client:  # noqa: N801 - PySpark calls it so
-            set_retry_policies = interrupt_tag = None
+            set_retry_policies = interrupt_tag = to_table_as_iterator = None
 
         builder = SparkSession.builder
         catalog = SimpleNamespace(_sparkSession=None)
