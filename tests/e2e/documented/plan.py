@@ -27,7 +27,16 @@ _OTHERS = {
 """Programs of others, by the first word of the line: where they run, what is typed instead of that
 word so that what fails is seen, and what is typed after it so that something is."""
 _BESIDE_A_DISPATCHER = (
-    *("logs", "dispatcher", "worker", "source cron", "source webhook", "dag check", "dag show"),
+    *(
+        "logs",
+        "dispatcher",
+        "worker",
+        "sink",
+        "source cron",
+        "source webhook",
+        "dag check",
+        "dag show",
+    ),
 )
 
 

@@ -29,7 +29,8 @@ def test_what_a_release_lacks_is_named_with_it(spark: Any, monkeypatch: pytest.M
         internals.check_driver(spark)
     assert caught.value.message.startswith(
         f"PySpark {pyspark.__version__} cannot be used: it lacks to_arrow_schema,"
-        " collectAsArrowToPython, statusStore.job, statusStore.lastStageAttempt, or has it in another form."
+        " collectAsArrowToPython, statusStore.job, statusStore.lastStageAttempt, or has it in"
+        " another form."
     )
     assert not caught.value.is_retried
 
