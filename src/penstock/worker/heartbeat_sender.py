@@ -60,8 +60,9 @@ class _Held:
 
     @property
     def is_young(self) -> bool:
-        """Whether it has yet to be acknowledged, in less time than there is later."""
-        return not self.attempt.is_acknowledged.is_set() and self.pause_seconds < self.later_seconds
+        """Whether it has yet to be acknowledged."""
+        is_wanted = self.attempt.assignment.acknowledge_seconds > 0
+        return is_wanted and not self.attempt.is_acknowledged.is_set()
 
 
 @dataclass(slots=True)
