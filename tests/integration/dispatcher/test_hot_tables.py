@@ -328,6 +328,29 @@ def test_what_is_removed_leaves_and_may_come_back(tell: Tell) -> None:
     tell(story)
 
 
+def test_what_is_removed_and_appended_to_again_between_two_turns_is_the_new_rows(
+    tell: Tell,
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job("append")
+        await hot.publish(job, (1, "old"), key="a", partition="p")
+        await hot.turn()
+        await hot.world.rows("DELETE FROM publication WHERE partition_key = 'p'")
+        await hot.publish(job, (2, "new"), key="b", partition="p")
+        await hot.turn()
+        assert await hot.rows() == [(2, "new")]
+        # And what is appended later is added, as ever.
+        await hot.publish(job, (3, "more"), key="c", partition="p")
+        (planned,) = await hot.world.database.fetch(
+            "unapplied_partitions", {"dataset": job.dataset, "limit": 2}
+        )
+        assert planned["is_added"]
+        await hot.turn()
+        assert await hot.rows() == [(2, "new"), (3, "more")]
+
+    tell(story)
+
+
 class Died(Exception):
     """The process is gone."""
 

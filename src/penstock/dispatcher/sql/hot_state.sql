@@ -93,8 +93,8 @@ SELECT position, intended FROM hot_table WHERE dataset_id = %(dataset)s::uuid
 
 -- name: unapplied_partitions
 -- Those of the current generation first. What they are to have: their parts after the revision that is
--- applied, if they are appended to and no part has been put together with one before it; else all. One
--- that is not published has no parts, and is to have no rows.
+-- applied, if they are appended to, no part has been put together with one before it, and the partition
+-- was not removed since; else all. One that is not published has no parts, and is to have no rows.
 SELECT behind.generation::text AS generation, behind.partition_key, behind.applied, behind.is_anew,
        coalesce(head.revision, behind.wanted) AS revision,
        coalesce(head.revision || ':' || head.task_id || ':'
@@ -105,6 +105,10 @@ SELECT behind.generation::text AS generation, behind.partition_key, behind.appli
            WHERE part.dataset_id = behind.dataset_id AND part.generation = behind.generation
              AND part.partition_key = behind.partition_key
              AND part.first_revision <= behind.applied AND part.revision > behind.applied
+       ) AND NOT EXISTS (
+           SELECT FROM removed
+           WHERE removed.dataset_id = behind.dataset_id AND removed.generation = behind.generation
+             AND removed.partition_key = behind.partition_key AND removed.revision > behind.applied
        ) AS is_added,
        CASE WHEN head.mode = 'append' THEN coalesce((
            SELECT jsonb_agg(
