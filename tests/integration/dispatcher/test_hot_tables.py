@@ -309,6 +309,20 @@ def test_what_is_merged_is_written_where_it_differs(tell: Tell) -> None:
     tell(story)
 
 
+def test_names_of_columns_may_be_odd(tell: Tell) -> None:
+    async def story(hot: Hot) -> None:
+        columns = (Column("id %s", "bigint"), Column('100 % "{x}', "string"))
+        job = await hot.job("merge", columns, keys=["id %s"])
+        await hot.publish(job, (1, "a"), (2, "b"), key="a", base_revision=0, columns=columns)
+        await hot.turn()
+        await hot.publish(job, (1, "A"), (3, "c"), key="b", base_revision=1, columns=columns)
+        await hot.turn()
+        assert await hot.problem() is None
+        assert await hot.rows() == [(1, "A"), (3, "c")]
+
+    tell(story)
+
+
 def test_what_is_removed_leaves_and_may_come_back(tell: Tell) -> None:
     async def story(hot: Hot) -> None:
         job = await hot.job()
