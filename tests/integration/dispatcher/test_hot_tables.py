@@ -35,7 +35,15 @@ from penstock.runtimes.base import facts_of
 from tests.integration.dispatcher.world import Job, Play, World, Worlds, done
 
 COLUMNS = (Column("id", "bigint"), Column("level", "string"))
-ARROW = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "double": pa.float64()}
+ARROW = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "array<double>": pa.list_(pa.float64()),
+}
 Row = tuple[Any, ...]
 
 
@@ -938,6 +946,36 @@ def test_a_key_that_no_index_holds_holds_back_its_own_partition(tell: Tell) -> N
         assert await hot.rows() == [("short", "b")]
         assert "'p' cannot be loaded: index row" in (await hot.problem() or "")
         assert await hot.routed() == ["applying", "pending"]
+
+    tell(story)
+
+
+def test_odd_values_are_loaded_and_those_that_postgres_lacks_hold_back_their_own_partition(
+    tell: Tell,
+) -> None:
+    async def story(hot: Hot) -> None:
+        kinds = ("bigint", "date", "timestamp", "array<double>")
+        columns = [Column(name, kind) for name, kind in zip("idtn", kinds, strict=True)]
+        job = await hot.job("append", columns)
+        old = -100_000_000_000_000_000
+        rows: list[Row] = [(1, -800_000, old, [1.0, float("nan"), None]), (2, 2_932_897, None, [])]
+        for day, at in ((-(2**31), 0), (2**31 - 1, 0), (0, -(2**62))):
+            key = f"{day} {at}"
+            odd = (9, day, at, None)
+            await hot.publish(job, odd, key=key, partition=key, columns=columns)
+        await hot.publish(job, *rows, key="good", partition="z", columns=columns)
+        await hot.turn()
+        assert await hot.rows("SELECT i, d::text, t::text, n FROM hot.alerts ORDER BY 1") == [
+            (1, "0222-09-04 BC", "1200-02-15 14:13:20+00 BC", [1.0, "NaN", None]),
+            (2, "10000-01-01", None, []),
+        ]
+        assert await hot.routed() == ["applying"] * 3 + ["pending"]
+        assert "out of range" in (await hot.problem() or "")
+        # Rows that can be loaded take the place of those that cannot.
+        await hot.world.rows("DELETE FROM publication WHERE partition_key <> 'z'")
+        await hot.turn()
+        assert await hot.problem() is None
+        assert await hot.routed() == ["pending"] * 4
 
     tell(story)
 
