@@ -582,6 +582,67 @@ def test_a_cut_over_waits_for_the_rows_and_its_events_with_it(
     tell(story)
 
 
+def test_a_cut_over_during_a_load_holds_its_events(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, (1, "old"), key="a")
+        await hot.turn()
+        later = await _next_generation(hot, job)
+        await hot.publish(later, (2, "new"), key="b")
+        real = Applier._load_one
+
+        async def meanwhile(self: Applier, *args: Any) -> None:
+            await _cut_over(hot, job, later)
+            await real(self, *args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Applier, "_load_one", meanwhile)
+            await hot.turn()
+        assert await hot.rows() == [(1, "old")]
+        assert await hot.routed() == ["pending", "applying"]
+        await hot.turn()
+        assert await hot.rows() == [(2, "new")]
+        assert await hot.routed() == ["pending", "pending"]
+
+    tell(story)
+
+
+def test_a_table_that_is_made_again_is_served_when_it_is_whole(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        for key in "pq":
+            await hot.publish(job, (1, key), key=key, partition=key)
+        later = await _next_generation(hot, job)
+        await hot.publish(later, (2, "new"), key="b")
+        await _cut_over(hot, job, later)
+        await hot.turn()
+        with monkeypatch.context() as patched:
+            patched.setattr(hot_tables, "GRACE_SECONDS", 0)
+            await hot.turn()
+        assert len(await hot.rows("SELECT name FROM hot_store.relation")) == 1
+        await _cut_over(hot, later, job)
+        hot.world.later(1)
+        real = Applier._load_one
+
+        async def half(self: Applier, load: Any, relation: Any, planned: Any) -> None:
+            if planned.partition_key == "q":
+                raise psycopg.DataError("it does not fit")
+            await real(self, load, relation, planned)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Applier, "_load_one", half)
+            await hot.turn()
+        assert await hot.rows() == [(2, "new")]
+        await hot.turn()
+        assert await hot.rows() == [(1, "p"), (1, "q")]
+
+    tell(story)
+
+
 def test_a_partition_that_cannot_be_loaded_holds_back_no_other(tell: Tell) -> None:
     async def story(hot: Hot) -> None:
         job = await hot.job()
