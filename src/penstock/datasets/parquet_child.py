@@ -22,12 +22,14 @@ import ctypes
 import errno
 import io
 import json
+import math
 import os
 import re
 import resource
 import struct
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import date
 from decimal import Decimal
 from importlib import import_module
 from types import MappingProxyType
@@ -99,6 +101,14 @@ COPY_ROWS = 8_192
 LEGACY = b"org.apache.spark.legacy"
 """How keys of a footer begin if Spark was told to write dates as its earliest releases did."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ZERO = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""The character zero in JSON, and not a backslash before the letters of it."""
+_UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_DAY_SECONDS = 86_400
+_YEARS = (-719_162, 2_932_896)
+"""The first day of the year 1, and the last one of 9999, counted from 1970."""
+_CYCLE_DAYS = 146_097
+"""Of 400 years, after which the calendar repeats itself."""
 _WORDS = {
     "bool": "boolean",
     "int8": "tinyint",
@@ -181,6 +191,8 @@ def shown(value: Any, characters_max: int) -> str | None:
 
 def plain(value: Any) -> Any:
     """A value as JSON has it; as a text, if it has none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(Decimal(value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
@@ -248,21 +260,77 @@ def copied(pyarrow: Any, array: Any, kind: str) -> Any:
     types = pyarrow.types
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if types.is_timestamp(array.type):
-        # Without its zone, so that no table of zones is asked for: the values are those of UTC.
-        return array.view(pyarrow.timestamp(array.type.unit))
+    if types.is_date32(array.type) or types.is_timestamp(array.type):
+        return moments_of(pyarrow, array)
     if types.is_nested(array.type) or kind.startswith(("array<", "map<", "struct<")):
-        values = array.to_pylist(maps_as_pydicts="lossy")
-        texts = [None if x is None else json.dumps(plain(x)) for x in values]
-        return pyarrow.array(
-            [x and x.replace("\\u0000", "\\ufffd") for x in texts], pyarrow.string()
-        )
+        try:
+            values = [plain(each) for each in array.to_pylist(maps_as_pydicts="lossy")]
+        except ODD:
+            values = [jsonable(types, each) for each in array]
+        texts = [None if x is None else _ZERO.sub(r"\1\\ufffd", json.dumps(x)) for x in values]
+        return pyarrow.array(texts, pyarrow.string())
     if types.is_binary(array.type) or types.is_large_binary(array.type):
         texts = [None if x is None else "\\x" + x.hex() for x in array.to_pylist()]
         return pyarrow.array(texts, pyarrow.string())
     if types.is_string(array.type) or types.is_large_string(array.type):
         return text_of(array)
     return array
+
+
+def moments_of(pyarrow: Any, array: Any) -> Any:
+    """Dates, or moments in UTC: as texts, if there is one that Arrow does not write as Postgres."""
+    is_date, unit = array.type == pyarrow.date32(), getattr(array.type, "unit", "s")
+    numbers = array.view(pyarrow.int32() if is_date else pyarrow.int64())
+    found = import_module("pyarrow.compute").min_max(numbers).as_py()
+    per_day = 1 if is_date else _DAY_SECONDS * _UNITS[unit]
+    if found["min"] is None or (
+        _YEARS[0] <= found["min"] // per_day and found["max"] // per_day <= _YEARS[1]
+    ):
+        # Without its zone, so that no table of zones is asked for: the values are those of UTC.
+        return array if is_date else array.view(pyarrow.timestamp(unit))
+    write = dated if is_date else lambda each: timed(each, unit)
+    texts = [None if each is None else write(each) for each in numbers.to_pylist()]
+    return pyarrow.array(texts, pyarrow.string())
+
+
+def dated(days: int, time: str = "") -> str:
+    """A day as Postgres writes it, which has no year 0 and none below.
+
+    >>> dated(-719_163), dated(0, " 12:00")
+    ('0001-12-31 BC', '1970-01-01 12:00')
+    """
+    cycles, rest = divmod(days - _YEARS[0], _CYCLE_DAYS)
+    day = date.fromordinal(rest + 1)
+    year = day.year + 400 * cycles
+    end = "" if year > 0 else " BC"
+    return f"{year if year > 0 else 1 - year:04}-{day.month:02}-{day.day:02}{time}{end}"
+
+
+def timed(value: int, unit: str, zone: str = "") -> str:
+    """A moment as Postgres writes it."""
+    seconds, parts = divmod(value, _UNITS[unit])
+    days, rest = divmod(seconds, _DAY_SECONDS)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return dated(days, f" {clock}.{parts * 1_000_000 // _UNITS[unit]:06}{zone}")
+
+
+def jsonable(types: Any, scalar: Any) -> Any:
+    """A nested value of Arrow's as JSON has it, also where Python has no such moment."""
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if types.is_struct(kind):
+        return {each.name: jsonable(types, scalar[at]) for at, each in enumerate(kind)}
+    if types.is_map(kind):
+        pairs = ((jsonable(types, each[0]), jsonable(types, each[1])) for each in scalar.values)
+        return {str(name): value for name, value in pairs}
+    if types.is_nested(kind):
+        return [jsonable(types, each) for each in scalar.values]
+    if types.is_date32(kind):
+        return dated(scalar.value)
+    if types.is_timestamp(kind):
+        return timed(scalar.value, kind.unit, "+00:00" if kind.tz else "").replace(".000000", "")
+    return plain(scalar.as_py())
 
 
 def text_of(array: Any) -> Any:

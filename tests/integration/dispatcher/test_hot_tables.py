@@ -35,7 +35,15 @@ from penstock.runtimes.base import facts_of
 from tests.integration.dispatcher.world import Job, Play, World, Worlds, done
 
 COLUMNS = (Column("id", "bigint"), Column("level", "string"))
-ARROW = {"bigint": pa.int64(), "int": pa.int32(), "string": pa.string(), "double": pa.float64()}
+ARROW = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "array<double>": pa.list_(pa.float64()),
+}
 Row = tuple[Any, ...]
 
 
@@ -309,6 +317,20 @@ def test_what_is_merged_is_written_where_it_differs(tell: Tell) -> None:
     tell(story)
 
 
+def test_names_of_columns_may_be_odd(tell: Tell) -> None:
+    async def story(hot: Hot) -> None:
+        columns = (Column("id %s", "bigint"), Column('100 % "{x}', "string"))
+        job = await hot.job("merge", columns, keys=["id %s"])
+        await hot.publish(job, (1, "a"), (2, "b"), key="a", base_revision=0, columns=columns)
+        await hot.turn()
+        await hot.publish(job, (1, "A"), (3, "c"), key="b", base_revision=1, columns=columns)
+        await hot.turn()
+        assert await hot.problem() is None
+        assert await hot.rows() == [(1, "A"), (3, "c")]
+
+    tell(story)
+
+
 def test_what_is_removed_leaves_and_may_come_back(tell: Tell) -> None:
     async def story(hot: Hot) -> None:
         job = await hot.job()
@@ -324,6 +346,29 @@ def test_what_is_removed_leaves_and_may_come_back(tell: Tell) -> None:
         await hot.turn()
         assert await hot.rows() == [(1, "q"), (7, "p")]
         assert await hot.routed() == ["pending"] * 3
+
+    tell(story)
+
+
+def test_what_is_removed_and_appended_to_again_between_two_turns_is_the_new_rows(
+    tell: Tell,
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job("append")
+        await hot.publish(job, (1, "old"), key="a", partition="p")
+        await hot.turn()
+        await hot.world.rows("DELETE FROM publication WHERE partition_key = 'p'")
+        await hot.publish(job, (2, "new"), key="b", partition="p")
+        await hot.turn()
+        assert await hot.rows() == [(2, "new")]
+        # And what is appended later is added, as ever.
+        await hot.publish(job, (3, "more"), key="c", partition="p")
+        (planned,) = await hot.world.database.fetch(
+            "unapplied_partitions", {"dataset": job.dataset, "limit": 2}
+        )
+        assert planned["is_added"]
+        await hot.turn()
+        assert await hot.rows() == [(2, "new"), (3, "more")]
 
     tell(story)
 
@@ -533,6 +578,67 @@ def test_a_cut_over_waits_for_the_rows_and_its_events_with_it(
         await _cut_over(hot, later, job)
         await hot.turn()
         assert await hot.rows() == [(1, "old")]
+
+    tell(story)
+
+
+def test_a_cut_over_during_a_load_holds_its_events(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, (1, "old"), key="a")
+        await hot.turn()
+        later = await _next_generation(hot, job)
+        await hot.publish(later, (2, "new"), key="b")
+        real = Applier._load_one
+
+        async def meanwhile(self: Applier, *args: Any) -> None:
+            await _cut_over(hot, job, later)
+            await real(self, *args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Applier, "_load_one", meanwhile)
+            await hot.turn()
+        assert await hot.rows() == [(1, "old")]
+        assert await hot.routed() == ["pending", "applying"]
+        await hot.turn()
+        assert await hot.rows() == [(2, "new")]
+        assert await hot.routed() == ["pending", "pending"]
+
+    tell(story)
+
+
+def test_a_table_that_is_made_again_is_served_when_it_is_whole(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        for key in "pq":
+            await hot.publish(job, (1, key), key=key, partition=key)
+        later = await _next_generation(hot, job)
+        await hot.publish(later, (2, "new"), key="b")
+        await _cut_over(hot, job, later)
+        await hot.turn()
+        with monkeypatch.context() as patched:
+            patched.setattr(hot_tables, "GRACE_SECONDS", 0)
+            await hot.turn()
+        assert len(await hot.rows("SELECT name FROM hot_store.relation")) == 1
+        await _cut_over(hot, later, job)
+        hot.world.later(1)
+        real = Applier._load_one
+
+        async def half(self: Applier, load: Any, relation: Any, planned: Any) -> None:
+            if planned.partition_key == "q":
+                raise psycopg.DataError("it does not fit")
+            await real(self, load, relation, planned)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Applier, "_load_one", half)
+            await hot.turn()
+        assert await hot.rows() == [(2, "new")]
+        await hot.turn()
+        assert await hot.rows() == [(1, "p"), (1, "q")]
 
     tell(story)
 
@@ -901,6 +1007,36 @@ def test_a_key_that_no_index_holds_holds_back_its_own_partition(tell: Tell) -> N
         assert await hot.rows() == [("short", "b")]
         assert "'p' cannot be loaded: index row" in (await hot.problem() or "")
         assert await hot.routed() == ["applying", "pending"]
+
+    tell(story)
+
+
+def test_odd_values_are_loaded_and_those_that_postgres_lacks_hold_back_their_own_partition(
+    tell: Tell,
+) -> None:
+    async def story(hot: Hot) -> None:
+        kinds = ("bigint", "date", "timestamp", "array<double>")
+        columns = [Column(name, kind) for name, kind in zip("idtn", kinds, strict=True)]
+        job = await hot.job("append", columns)
+        old = -100_000_000_000_000_000
+        rows: list[Row] = [(1, -800_000, old, [1.0, float("nan"), None]), (2, 2_932_897, None, [])]
+        for day, at in ((-(2**31), 0), (2**31 - 1, 0), (0, -(2**62))):
+            key = f"{day} {at}"
+            odd = (9, day, at, None)
+            await hot.publish(job, odd, key=key, partition=key, columns=columns)
+        await hot.publish(job, *rows, key="good", partition="z", columns=columns)
+        await hot.turn()
+        assert await hot.rows("SELECT i, d::text, t::text, n FROM hot.alerts ORDER BY 1") == [
+            (1, "0222-09-04 BC", "1200-02-15 14:13:20+00 BC", [1.0, "NaN", None]),
+            (2, "10000-01-01", None, []),
+        ]
+        assert await hot.routed() == ["applying"] * 3 + ["pending"]
+        assert "out of range" in (await hot.problem() or "")
+        # Rows that can be loaded take the place of those that cannot.
+        await hot.world.rows("DELETE FROM publication WHERE partition_key <> 'z'")
+        await hot.turn()
+        assert await hot.problem() is None
+        assert await hot.routed() == ["pending"] * 4
 
     tell(story)
 

@@ -226,6 +226,43 @@ def test_rows_are_copied_as_lines_that_postgres_takes(tmp_path: Path) -> None:
     assert found.splitlines()[-2:] == [r'"y",,"","\x",,,"{}"', ",,,,,,"]
 
 
+def test_values_that_python_or_json_lack_are_copied_as_postgres_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    ancient, far = -62_135_596_801_000_000, 2**63 - 1
+    moment = pa.timestamp("us", "Europe/Berlin")
+    inner = pa.struct([("on", pa.date32()), ("at", pa.timestamp("us"))])
+    nan, endless = float("nan"), float("-inf")
+    table = pa.table(
+        {
+            "day": pa.array([-800_000, 2_932_897, None], pa.date32()),
+            "at": pa.array([ancient, far, None], moment),
+            "plain": pa.array([0, -(2**62), None], pa.timestamp("us")),
+            "numbers": pa.array([[1.5, nan, endless], [], None], pa.list_(pa.float64())),
+            "text": pa.array([["\\u0000", "\0"], [], None], pa.list_(pa.string())),
+            "when": pa.array([{"on": -800_000, "at": ancient}, {"on": 0, "at": 1}, None], inner),
+            "zoned": pa.array([[("k", 0)], [], None], pa.map_(pa.string(), moment)),
+        }
+    )
+    writer.write_table(table, path)
+    kinds = ("date", "timestamp", "timestamp_ntz", *["array<double>"] * 4)
+    columns = [Column(*each) for each in zip(table.column_names, kinds, strict=True)]
+    with path.open("rb") as file:
+        found = b"".join(copied(file, columns, seconds_max=120)).decode()
+    first, second, third = csv.reader(io.StringIO(found))
+    assert first == [
+        *("0222-09-04 BC", "0001-12-31 23:59:59.000000 BC", "1970-01-01 00:00:00.000000"),
+        '[1.5, "NaN", "-Infinity"]',
+        r'["\\u0000", "\ufffd"]',
+        '{"on": "0222-09-04 BC", "at": "0001-12-31 23:59:59 BC"}',
+        '{"k": "1970-01-01 00:00:00+00:00"}',
+    ]
+    assert second[:3] == [
+        *("10000-01-01", "294247-01-10 04:00:54.775807"),
+        "144170-06-28 09:59:32.612096 BC",
+    ]
+    assert third == [""] * 7
+
+
 def test_what_is_no_parquet_is_not_copied(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1 and nothing else PAR1")

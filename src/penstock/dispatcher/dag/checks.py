@@ -37,6 +37,8 @@ HEARTBEAT_MS_MAX: Final = 86_400_000
 """A worker that may be silent for longer than a day would leave its task alone for as long."""
 _SEVERAL: Final = 2
 _VIEW_CHARACTERS_MAX: Final = 63
+_SYSTEM_COLUMNS: Final = frozenset({"cmax", "cmin", "ctid", "tableoid", "xmax", "xmin"})
+"""Columns that each table of Postgres has, besides its own."""
 """How like another a name is that was meant to be that one."""
 
 
@@ -220,6 +222,14 @@ def _declared(job: Job) -> Iterator[RuleViolation]:
             message = (
                 f"Names in Postgres have {_VIEW_CHARACTERS_MAX} characters at most; give"
                 f" {each.name} a shorter `dataset`."
+            )
+            yield RuleViolation(job.name, "outputs", message, ("outputs",))
+        elif said == "storage" and (
+            taken := [c.name for c in each.columns if c.name in _SYSTEM_COLUMNS]
+        ):
+            message = (
+                f"Postgres has columns of its own called {listed(taken)}; give those of"
+                f" {each.name} other names."
             )
             yield RuleViolation(job.name, "outputs", message, ("outputs",))
         elif missing := [key for key in _keys(job) if key not in {c.name for c in each.columns}]:

@@ -251,7 +251,7 @@ class Applier:
         live = await self._generations(dataset)
         if not live:
             await tables.clear(is_all=True)
-            await self._release(dataset, [])
+            await self._release(dataset, [], None)
         # After the tables: whoever comes next would not know of them.
         await self._ask("forget_hot", dataset=dataset)
         if not live:
@@ -406,12 +406,7 @@ class Applier:
                     await tables.serve(each, relations)
                 except HotTableBusy as error:
                     problem = f"{error.message} {error.hint}"
-        ready = [
-            each.generation
-            for each, _ in live
-            if not each.is_current or tables.served == each.generation
-        ]
-        await self._release(dataset, ready)
+        await self._release(dataset, [each.generation for each, _ in live], tables.served)
         with suppress(HotTableBusy):
             await tables.clear(is_all=False)
         is_served = all(tables.served == one.generation for one, _ in live if one.is_current)
@@ -419,8 +414,9 @@ class Applier:
             await self._ask("note_served", dataset=dataset, is_served=is_served)
         return problem
 
-    async def _release(self, dataset: str, generations: Sequence[str]) -> None:
-        (row,) = await self._ask("release_applied", dataset=dataset, generations=list(generations))
+    async def _release(self, dataset: str, generations: Sequence[str], served: str | None) -> None:
+        asked = {"dataset": dataset, "generations": list(generations), "served": served}
+        (row,) = await self._ask("release_applied", **asked)
         if row["released"]:
             self._released()
 

@@ -562,6 +562,10 @@ class HotLoad:
     async def _execute(
         self, statement: str, asked: Mapping[str, object] | None, **named: sql.Composable
     ) -> list[dict[str, Any]]:
+        if asked is not None:
+            # Where values are put in, a `%` of a name would be the mark of one.
+            texts = {name: each.as_string(self._connection) for name, each in named.items()}
+            named = {name: sql.SQL(text.replace("%", "%%")) for name, text in texts.items()}
         text = _template(statement).format(**named).as_bytes(self._connection)
         cursor = await self._connection.execute(text, asked)
         return await cursor.fetchall() if cursor.description else []

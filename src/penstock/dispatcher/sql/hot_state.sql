@@ -93,8 +93,8 @@ SELECT position, intended FROM hot_table WHERE dataset_id = %(dataset)s::uuid
 
 -- name: unapplied_partitions
 -- Those of the current generation first. What they are to have: their parts after the revision that is
--- applied, if they are appended to and no part has been put together with one before it; else all. One
--- that is not published has no parts, and is to have no rows.
+-- applied, if they are appended to, no part has been put together with one before it, and the partition
+-- was not removed since; else all. One that is not published has no parts, and is to have no rows.
 SELECT behind.generation::text AS generation, behind.partition_key, behind.applied, behind.is_anew,
        coalesce(head.revision, behind.wanted) AS revision,
        coalesce(head.revision || ':' || head.task_id || ':'
@@ -105,6 +105,10 @@ SELECT behind.generation::text AS generation, behind.partition_key, behind.appli
            WHERE part.dataset_id = behind.dataset_id AND part.generation = behind.generation
              AND part.partition_key = behind.partition_key
              AND part.first_revision <= behind.applied AND part.revision > behind.applied
+       ) AND NOT EXISTS (
+           SELECT FROM removed
+           WHERE removed.dataset_id = behind.dataset_id AND removed.generation = behind.generation
+             AND removed.partition_key = behind.partition_key AND removed.revision > behind.applied
        ) AS is_added,
        CASE WHEN head.mode = 'append' THEN coalesce((
            SELECT jsonb_agg(
@@ -167,12 +171,18 @@ WHERE hot_partition.dataset_id = %(dataset)s::uuid
   AND hot_partition.partition_key = said.partition_key
 
 -- name: release_applied
--- The events of a dataset whose partitions its table has, which readers are sent to.
+-- The events of a dataset whose partitions its table has, if readers are sent to it, or if it is being
+-- built still: it may have become current since the applier looked.
 WITH released AS (
     UPDATE event SET routed = 'pending'
     WHERE routed = 'applying' AND dataset_id = %(dataset)s::uuid
       AND (NOT penstock_is_hot(dataset_id, generation)
-           OR generation = ANY (%(generations)s::uuid[]) AND NOT EXISTS (
+           OR generation = ANY (%(generations)s::uuid[])
+           AND (generation = %(served)s::uuid OR EXISTS (
+               SELECT FROM generation AS own
+               WHERE own.dataset_id = event.dataset_id AND own.version = event.generation
+                 AND own.state = 'building'))
+           AND NOT EXISTS (
                SELECT FROM hot_partition AS held
                WHERE held.dataset_id = event.dataset_id AND held.generation = event.generation
                  AND held.partition_key = coalesce(event.partition_key, '')
@@ -190,11 +200,12 @@ UPDATE hot_table SET problem = %(problem)s
 WHERE dataset_id = ANY (%(datasets)s::uuid[]) AND problem IS DISTINCT FROM %(problem)s
 
 -- name: is_behind
--- Whether a generation lacks something in its table that was published by a moment.
+-- Whether a generation lacks something in its table that was published by a moment, or that has to be
+-- loaded anew.
 SELECT EXISTS (
     SELECT FROM hot_partition
     WHERE dataset_id = %(dataset)s::uuid AND generation = %(generation)s::uuid
-      AND applied < wanted AND since <= %(moment)s::timestamptz) AS is_so
+      AND applied < wanted AND (since <= %(moment)s::timestamptz OR is_anew)) AS is_so
 
 -- name: compare_applied
 -- After a restore of either database: what the table has is compared with what is published, and what

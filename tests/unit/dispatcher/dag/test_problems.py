@@ -655,6 +655,13 @@ _JOBS = [
     ),
     (
         (
+            "a: {runtime: process, operator: f, inputs: raw,"
+            " outputs: {name: a, storage: postgres, columns: {id: int, xmin: int, ctid: int}}}"
+        ),
+        "6 jobs.a.outputs: Postgres has columns of its own called xmin and ctid; give those of a",
+    ),
+    (
+        (
             "a: {runtime: process, operator: f, inputs: raw, update: merge, unique_key: [id, k],"
             " outputs: {name: a, columns: {k: string}}}"
         ),
