@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from penstock.dispatcher.database.pool import query
 from penstock.dispatcher.retention import RowPruner
 from penstock.dispatcher.tasks.batches import (
     HELD_MAX,
@@ -542,5 +543,83 @@ def test_the_guard_keeps_what_a_batch_is(play: Play) -> None:
         ):
             with pytest.raises(Exception, match=r"batch|taken_when"):
                 await world.rows(f"UPDATE buffer_batch SET {change}")
+
+    play(story)
+
+
+@pytest.mark.parametrize("end", ["completes", "fails"])
+def test_a_generation_that_is_no_more_marks_no_batch_done(play: Play, end: str) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        task = await made.writing()
+        await made.published(task, "a")
+        await world.tasks.complete(done(task.fence))
+        sink = await made.claimed()
+        assert sink is not None
+        await world.rows(
+            "UPDATE generation SET state = 'retired' WHERE version = %s::uuid",
+            made.sink.generation,
+        )
+        if end == "fails":
+            await world.tasks.fail(failed(sink.fence))
+        else:
+            out = made.sink.output(None, "s3://b/late")
+            await world.tasks.complete(done(sink.fence, out))
+        assert await made.tasks() == ["cancelled"]
+        assert await made.states() == {"a": "released"}
+        assert await world.value("SELECT count(*) FROM appended") == 0
+
+    play(story)
+
+
+def test_who_is_cut_over_while_it_ends_marks_no_batch_done(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        task = await made.writing()
+        await made.published(task, "a")
+        await world.tasks.complete(done(task.fence))
+        sink = await made.claimed()
+        assert sink is not None
+        out = made.sink.output(None, "s3://b/late")
+        async with asyncio.TaskGroup() as group, world.database.transaction() as moving:
+            served = {"dataset": made.sink.dataset}
+            await moving.execute(query("lock_cut_over"), served)
+            await moving.execute(b"UPDATE generation SET state = 'retired'")
+            group.create_task(world.tasks.complete(done(sink.fence, out)))
+            await world.until_waiting()
+        assert await made.tasks() == ["cancelled"]
+        assert await made.states() == {"a": "released"}
+
+    play(story)
+
+
+def test_what_is_late_for_a_removed_partition_is_written_by_a_later_task(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        found = []
+        for name in "ab":
+            task = await made.writing()
+            await made.published(task, name, partition_key="p")
+            await world.tasks.complete(done(task.fence))
+            found.append(await made.claimed())
+        late, later = found
+        assert late is not None
+        assert later is not None
+        out = made.sink.output("p", "s3://b/b")
+        await world.tasks.complete(done(later.fence, out))
+        await world.rows(
+            "INSERT INTO removed (dataset_id, generation, partition_key, task_id, revision)"
+            " SELECT dataset_id, generation, partition_key, task_id, revision FROM publication"
+        )
+        await world.rows("DELETE FROM appended")
+        await world.rows("DELETE FROM publication")
+        await world.tasks.complete(done(late.fence, made.sink.output("p", "s3://b/a")))
+        assert await made.tasks() == ["cancelled", "completed", "queued"]
+        again = await made.claimed()
+        assert given(again) == ["a"]
+        assert again is not None
+        await world.tasks.complete(done(again.fence, made.sink.output("p", "s3://b/c")))
+        assert await world.value("SELECT location FROM appended") == "s3://b/c"
+        assert await made.states() == {"a": "done", "b": "done"}
 
     play(story)
