@@ -457,7 +457,7 @@ async def _refuse_unbuildable(connection: Connection, intent: DagChangeIntent) -
         raise InvalidInput(
             f"The sink {row['job']} has accepted rows for {row['dataset']}, and no other generation"
             " of it can be built of them.",
-            hint="Leave its `update`, `unique_key`, `version_by` and `outputs` as they are, or write"
+            hint="Leave `update`, `unique_key`, `version_by` and `outputs` as they are, or write"
             " a sink of another name with outputs of other names.",
         )
 
