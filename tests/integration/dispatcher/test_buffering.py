@@ -61,6 +61,35 @@ class Buffer:
         found = await self.world.tasks.claim_next("sink.write", worker="sink", limit=1)
         return found[0] if found else None
 
+    async def edit(self, **config: Any) -> int:
+        """Put a version of the DAG in force whose sink has this config; the one before."""
+        world = self.world
+        definition = await world.value(
+            "INSERT INTO job_definition (job_id, hash, body, runtime, operator, priority,"
+            " update_mode, max_attempts, timeout_ms, heartbeat_ms, retry_first_ms, retry_max_ms,"
+            " retry_backoff)"
+            " SELECT job_id, 'newer', body || jsonb_build_object('config', %s::jsonb), runtime,"
+            " operator, priority, update_mode, max_attempts, timeout_ms, heartbeat_ms,"
+            " retry_first_ms, retry_max_ms, retry_backoff"
+            " FROM job_definition WHERE id = %s RETURNING id",
+            Jsonb(config),
+            self.sink.definition_id,
+        )
+        before: int = await world.value("SELECT dag_version_id FROM dag_current")
+        version = await world.value(
+            "INSERT INTO dag_version (hash, source) VALUES ('newer', '') RETURNING id"
+        )
+        await world.rows(
+            "INSERT INTO dag_job (dag_version_id, job_id, definition_id, generation)"
+            " VALUES (%s, %s, %s, %s::uuid)",
+            version,
+            self.sink.id,
+            definition,
+            self.sink.generation,
+        )
+        await world.rows("UPDATE dag_current SET dag_version_id = %s", version)
+        return before
+
     async def states(self) -> dict[str, str]:
         rows = await self.world.rows(
             "SELECT batch_id, CASE WHEN state = 'released' AND sink_task IS NOT NULL THEN 'taken'"
@@ -385,23 +414,54 @@ def test_a_cancelled_task_gives_its_batches_back(play: Play) -> None:
     play(story)
 
 
-def test_a_dead_task_keeps_its_batches_for_its_replay(play: Play) -> None:
+@pytest.mark.parametrize("how", ["replay", "cancel", "forget"])
+def test_a_dead_task_keeps_its_batches_until_it_gives_them_back(play: Play, how: str) -> None:
+    """The next task is of the definition in force then: as after `max_rows` was lowered."""
+
     async def story(world: World) -> None:
         made = await buffer(world, max_age="0s")
         task = await made.writing()
         await made.published(task, "a")
+        await made.published(task, "b")
         await world.tasks.complete(done(task.fence))
         sink = await made.claimed()
         assert sink is not None
         await world.tasks.fail(failed(sink.fence, is_retried=False))
         await made.batches.turn()
         assert await made.tasks() == ["dead"]
-        await world.tasks.replay([sink.task_id])
-        assert given(await made.claimed()) == ["a"]
-        # And if it is forgotten before, the next task gets them.
-        await world.rows("DELETE FROM task WHERE id = %s", sink.task_id)
-        await made.batches.turn()
-        assert given(await made.claimed()) == ["a"]
+        await made.edit(max_age="0s", max_rows=10)
+        if how == "replay":
+            (found,) = await world.tasks.replay([sink.task_id])
+            assert not isinstance(found, Refusal)
+        elif how == "cancel":
+            (found,) = await world.tasks.cancel([sink.task_id])
+            assert not isinstance(found, Refusal)
+            await made.batches.turn()
+        else:
+            await world.rows("DELETE FROM task WHERE id = %s", sink.task_id)
+            await made.batches.turn()
+        assert (await made.tasks())[-1] == "queued"
+        again = await made.claimed()
+        assert given(again) == ["a"]
+        assert again is not None
+        assert again.task_id != sink.task_id
+        # Asked again, it is nothing that could be replayed.
+        (found,) = await world.tasks.replay([sink.task_id])
+        assert isinstance(found, Refusal)
+
+    play(story)
+
+
+def test_a_rollback_reaches_the_next_task(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        before = await made.edit(max_age="0s", max_rows=10)
+        await world.rows("UPDATE dag_current SET dag_version_id = %s", before)
+        task = await made.writing()
+        await made.published(task, "a")
+        await made.published(task, "b")
+        await world.tasks.complete(done(task.fence))
+        assert given(await made.claimed()) == ["a", "b"]
 
     play(story)
 
