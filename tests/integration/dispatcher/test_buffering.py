@@ -325,6 +325,26 @@ def test_each_partition_has_a_task_of_its_own(play: Play) -> None:
     play(story)
 
 
+def test_very_many_partitions_get_their_tasks_a_bounded_number_at_a_time(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="1h")
+        task = await made.writing()
+        await world.rows(
+            "INSERT INTO buffer_batch (dataset_id, partition_key, task_id, attempt, batch_id,"
+            " digest, format, location, place, bytes, state)"
+            " SELECT %s::uuid, 'p' || n, %s, 1, 'n' || n, repeat('0', 64), 'jsonl', 'l', 'p', 1,"
+            " 'held' FROM generate_series(1, 1200) AS n",
+            made.sink.dataset,
+            task.task_id,
+        )
+        await world.tasks.complete(done(task.fence))
+        for count in (500, 1_000, 1_200, 1_200):
+            assert len(await made.tasks()) == count
+            await made.batches.turn()
+
+    play(story)
+
+
 def test_two_that_release_at_once_lose_nothing(play: Play) -> None:
     """Whoever does not get the lock of the line leaves it to the other, or to the pass."""
 

@@ -133,10 +133,24 @@ WHERE task.id = held.id AND task.status = 'dead'
 RETURNING task.id
 
 -- name: waiting_lines
--- The datasets and partitions with batches that nobody has taken.
-SELECT DISTINCT dataset_id::text AS dataset, partition_key
-FROM buffer_batch
-WHERE state = 'released' AND sink_task IS NULL
+-- The datasets and partitions with batches that nobody has taken; first those without a task that waits.
+WITH lines AS MATERIALIZED (
+    SELECT DISTINCT dataset_id, partition_key
+    FROM buffer_batch
+    WHERE state = 'released' AND sink_task IS NULL
+), waiting AS MATERIALIZED (
+    SELECT DISTINCT generation.dataset_id,
+           coalesce(task.payload ->> 'partition_key', '') AS partition_key
+    FROM generation
+    JOIN task ON task.generation = generation.version AND task.payload ? 'buffer'
+        AND task.status = 'queued' AND task.attempt = 0
+    WHERE generation.dataset_id IN (SELECT dataset_id FROM lines)
+      AND generation.state IN ('current', 'building')
+)
+SELECT lines.dataset_id::text AS dataset, lines.partition_key
+FROM lines
+LEFT JOIN waiting USING (dataset_id, partition_key)
+ORDER BY waiting.dataset_id IS NOT NULL
 LIMIT %(limit)s
 
 -- name: look_at_lines

@@ -80,7 +80,8 @@ ID_DAYS: Final = 7.0
 """How old rows may be that are released at once: for so long their ids are known."""
 PASS_SECONDS: Final = 1.0
 """How often a pass is made while there are batches that were released."""
-_LINES_MAX: Final = 1_000
+_LINES_MAX: Final = 500
+"""How many lines one transaction looks at; each may cost a lock, of which Postgres has few."""
 _RENEWED: Final = "It was replayed: its batches are written by a new task."
 
 Line = tuple[str, str]
@@ -376,10 +377,11 @@ async def make_sink_tasks(
 ) -> int:
     """See that what waits in these has a task, which begins soon if enough has gathered.
 
-    Returns how many were made.
+    Returns how many were made. What is too much for one transaction is left to the passes.
     """
     if not lines:
         return 0
+    lines = lines[:_LINES_MAX]
     asked = {
         "datasets": [dataset for dataset, _ in lines],
         "partitions": [partition for _, partition in lines],
