@@ -240,7 +240,9 @@ class Deployer:
             earlier = await fetch_row(connection, "find_version", hash=digest, id=None)
             if earlier is not None:
                 return await foreseen_return(connection, earlier)
-            return await foreseen(connection, await to_new(connection, dag), digest)
+            intent = await to_new(connection, dag)
+            await _refuse_unbuildable(connection, intent)
+            return await foreseen(connection, intent, digest)
 
         return await self._with_losses(await self._database.transact(work))
 
@@ -417,6 +419,7 @@ async def _put_in_force(
 ) -> DagApplied | DagNotApplied:
     intent = await to_new(connection, dag)
     await _refuse_misdeclared(connection, dag, intent)
+    await _refuse_unbuildable(connection, intent)
     if not force and (breaks := await find_breaks(connection, intent.plan, intent.targets)):
         return DagNotApplied(WhyNotApplied.BREAKS, breaks)
     version_id = await write_version(connection, dag, source_text, intent=intent)
@@ -444,6 +447,21 @@ async def _refuse_misdeclared(connection: Connection, dag: Dag, intent: DagChang
             ) from error
 
 
+async def _refuse_unbuildable(connection: Connection, intent: DagChangeIntent) -> None:
+    """Raise `InvalidInput` if another generation would take the place of rows that a sink wrote."""
+    asked = {
+        "datasets": [each.dataset for each in intent.plan.entering],
+        "versions": [each.version for each in intent.plan.entering],
+    }
+    for row in await fetch_rows(connection, "rows_of_sinks", **asked):
+        raise InvalidInput(
+            f"The sink {row['job']} has accepted rows for {row['dataset']}, and no other generation"
+            " of it can be built of them.",
+            hint="Leave `update`, `unique_key`, `version_by` and `outputs` as they are, or write"
+            " a sink of another name with outputs of other names.",
+        )
+
+
 async def _return_to(
     connection: Connection, version_id: int, *, force: bool, is_at_once: bool = False
 ) -> DagApplied | DagNotApplied:
@@ -451,6 +469,7 @@ async def _return_to(
     if current is not None and current["id"] == version_id:
         return await _applied(connection, version_id, before=version_id, is_changed=False)
     intent = await to_earlier(connection, version_id, is_at_once=is_at_once)
+    await _refuse_unbuildable(connection, intent)
     if not force and (breaks := await find_breaks(connection, intent.plan, intent.targets)):
         return DagNotApplied(WhyNotApplied.BREAKS, breaks)
     await connection.execute(query("restore_version"), {"version": version_id})

@@ -10,6 +10,8 @@ reads. So what stands in a batch is believed by nobody who has anything to lose.
 |---|---|
 | a row does not fit | it is in the output for rejected rows, with the reason |
 | a body is not there, or not what was accepted | the batch is rejected as a whole |
+| a body cannot be read, while that of another can | the same |
+| no body can be read, or the store is away | the attempt has failed |
 | a body ends the process that reads it | the same, if it does so alone as well |
 | the process runs out of memory or time on all of them | the attempt has failed |
 | `expect` has values that do not fit the columns | the attempt has failed, and is not retried |
@@ -43,7 +45,14 @@ from penstock.datasets.parquet import Footer, footers
 from penstock.datasets.parquet_footer import identify
 from penstock.datasets.schema import is_hidden
 from penstock.datasets.transfer import Transfer
-from penstock.kernel.errors import Damaged, InvalidInput, NotFound, PenstockError, WorkFailed
+from penstock.kernel.errors import (
+    Damaged,
+    InvalidInput,
+    NotFound,
+    PenstockError,
+    Refused,
+    WorkFailed,
+)
 from penstock.kernel.settings_schema import check, read_table, setting
 from penstock.kernel.units import byte_count, bytes_text, count, duration_ms, memory_bytes
 from penstock.runtimes.base import (
@@ -443,19 +452,44 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
 
 
 def _fetched(task: SinkTask, transfer: Transfer) -> list[bytes | str]:
-    """The body of each batch, or why it is rejected as a whole. Raises what is worth a retry."""
-    found: list[bytes | str] = []
-    for each in task.batches:
+    """The body of each batch, or why it is rejected as a whole. Raises what is worth a retry.
+
+    Who publishes may have made a file of its own unreadable. Who can read none, or none any more,
+    lacks the credentials, and no batch is to blame.
+    """
+    read = [(each.location, _body(each, transfer)) for each in task.batches]
+    refused = [found for _, found in read if isinstance(found, PenstockError)]
+    if refused:
+        readable = [location for location, found in read if isinstance(found, bytes)]
         try:
-            body = transfer.read_bytes(each.location)
-        except (NotFound, Damaged):
-            found.append("The body of the batch is not there any more.")
-            continue
+            if not readable:
+                raise refused[0]
+            transfer.read_bytes(readable[0])
         except PenstockError as error:
-            raise WorkFailed(f"A batch cannot be read: {error.message}", hint=error.hint) from error
-        is_same = hashlib.sha256(body).hexdigest() == each.sha256
-        found.append(body if is_same else "The body of the batch is not what was accepted.")
-    return found
+            raise _unread(error) from error
+    return [
+        f"The body of the batch cannot be read: {found.message}"
+        if isinstance(found, PenstockError)
+        else found
+        for _, found in read
+    ]
+
+
+def _body(batch: TakenBatch, transfer: Transfer) -> bytes | str | PenstockError:
+    try:
+        body = transfer.read_bytes(batch.location)
+    except (NotFound, Damaged):
+        return "The body of the batch is not there any more."
+    except (Refused, InvalidInput) as error:
+        return error
+    except PenstockError as error:
+        raise _unread(error) from error
+    is_same = hashlib.sha256(body).hexdigest() == batch.sha256
+    return body if is_same else "The body of the batch is not what was accepted."
+
+
+def _unread(error: PenstockError) -> WorkFailed:
+    return WorkFailed(f"A batch cannot be read: {error.message}", hint=error.hint)
 
 
 def _current(work: AttemptWork, task: SinkTask, transfer: Transfer) -> list[tuple[str, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from penstock.dispatcher.database.pool import query
 from penstock.dispatcher.retention import RowPruner
 from penstock.dispatcher.tasks.batches import (
     HELD_MAX,
@@ -59,6 +60,35 @@ class Buffer:
     async def claimed(self) -> ClaimedTask | None:
         found = await self.world.tasks.claim_next("sink.write", worker="sink", limit=1)
         return found[0] if found else None
+
+    async def edit(self, **config: Any) -> int:
+        """Put a version of the DAG in force whose sink has this config; the one before."""
+        world = self.world
+        definition = await world.value(
+            "INSERT INTO job_definition (job_id, hash, body, runtime, operator, priority,"
+            " update_mode, max_attempts, timeout_ms, heartbeat_ms, retry_first_ms, retry_max_ms,"
+            " retry_backoff)"
+            " SELECT job_id, 'newer', body || jsonb_build_object('config', %s::jsonb), runtime,"
+            " operator, priority, update_mode, max_attempts, timeout_ms, heartbeat_ms,"
+            " retry_first_ms, retry_max_ms, retry_backoff"
+            " FROM job_definition WHERE id = %s RETURNING id",
+            Jsonb(config),
+            self.sink.definition_id,
+        )
+        before: int = await world.value("SELECT dag_version_id FROM dag_current")
+        version = await world.value(
+            "INSERT INTO dag_version (hash, source) VALUES ('newer', '') RETURNING id"
+        )
+        await world.rows(
+            "INSERT INTO dag_job (dag_version_id, job_id, definition_id, generation)"
+            " VALUES (%s, %s, %s, %s::uuid)",
+            version,
+            self.sink.id,
+            definition,
+            self.sink.generation,
+        )
+        await world.rows("UPDATE dag_current SET dag_version_id = %s", version)
+        return before
 
     async def states(self) -> dict[str, str]:
         rows = await self.world.rows(
@@ -295,6 +325,26 @@ def test_each_partition_has_a_task_of_its_own(play: Play) -> None:
     play(story)
 
 
+def test_very_many_partitions_get_their_tasks_a_bounded_number_at_a_time(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="1h")
+        task = await made.writing()
+        await world.rows(
+            "INSERT INTO buffer_batch (dataset_id, partition_key, task_id, attempt, batch_id,"
+            " digest, format, location, place, bytes, state)"
+            " SELECT %s::uuid, 'p' || n, %s, 1, 'n' || n, repeat('0', 64), 'jsonl', 'l', 'p', 1,"
+            " 'held' FROM generate_series(1, 1200) AS n",
+            made.sink.dataset,
+            task.task_id,
+        )
+        await world.tasks.complete(done(task.fence))
+        for count in (500, 1_000, 1_200, 1_200):
+            assert len(await made.tasks()) == count
+            await made.batches.turn()
+
+    play(story)
+
+
 def test_two_that_release_at_once_lose_nothing(play: Play) -> None:
     """Whoever does not get the lock of the line leaves it to the other, or to the pass."""
 
@@ -403,23 +453,54 @@ def test_a_cancelled_task_gives_its_batches_back(play: Play) -> None:
     play(story)
 
 
-def test_a_dead_task_keeps_its_batches_for_its_replay(play: Play) -> None:
+@pytest.mark.parametrize("how", ["replay", "cancel", "forget"])
+def test_a_dead_task_keeps_its_batches_until_it_gives_them_back(play: Play, how: str) -> None:
+    """The next task is of the definition in force then: as after `max_rows` was lowered."""
+
     async def story(world: World) -> None:
         made = await buffer(world, max_age="0s")
         task = await made.writing()
         await made.published(task, "a")
+        await made.published(task, "b")
         await world.tasks.complete(done(task.fence))
         sink = await made.claimed()
         assert sink is not None
         await world.tasks.fail(failed(sink.fence, is_retried=False))
         await made.batches.turn()
         assert await made.tasks() == ["dead"]
-        await world.tasks.replay([sink.task_id])
-        assert given(await made.claimed()) == ["a"]
-        # And if it is forgotten before, the next task gets them.
-        await world.rows("DELETE FROM task WHERE id = %s", sink.task_id)
-        await made.batches.turn()
-        assert given(await made.claimed()) == ["a"]
+        await made.edit(max_age="0s", max_rows=10)
+        if how == "replay":
+            (found,) = await world.tasks.replay([sink.task_id])
+            assert not isinstance(found, Refusal)
+        elif how == "cancel":
+            (found,) = await world.tasks.cancel([sink.task_id])
+            assert not isinstance(found, Refusal)
+            await made.batches.turn()
+        else:
+            await world.rows("DELETE FROM task WHERE id = %s", sink.task_id)
+            await made.batches.turn()
+        assert (await made.tasks())[-1] == "queued"
+        again = await made.claimed()
+        assert given(again) == ["a"]
+        assert again is not None
+        assert again.task_id != sink.task_id
+        # Asked again, it is nothing that could be replayed.
+        (found,) = await world.tasks.replay([sink.task_id])
+        assert isinstance(found, Refusal)
+
+    play(story)
+
+
+def test_a_rollback_reaches_the_next_task(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        before = await made.edit(max_age="0s", max_rows=10)
+        await world.rows("UPDATE dag_current SET dag_version_id = %s", before)
+        task = await made.writing()
+        await made.published(task, "a")
+        await made.published(task, "b")
+        await world.tasks.complete(done(task.fence))
+        assert given(await made.claimed()) == ["a", "b"]
 
     play(story)
 
@@ -561,5 +642,83 @@ def test_the_guard_keeps_what_a_batch_is(play: Play) -> None:
         ):
             with pytest.raises(Exception, match=r"batch|taken_when"):
                 await world.rows(f"UPDATE buffer_batch SET {change}")
+
+    play(story)
+
+
+@pytest.mark.parametrize("end", ["completes", "fails"])
+def test_a_generation_that_is_no_more_marks_no_batch_done(play: Play, end: str) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        task = await made.writing()
+        await made.published(task, "a")
+        await world.tasks.complete(done(task.fence))
+        sink = await made.claimed()
+        assert sink is not None
+        await world.rows(
+            "UPDATE generation SET state = 'retired' WHERE version = %s::uuid",
+            made.sink.generation,
+        )
+        if end == "fails":
+            await world.tasks.fail(failed(sink.fence))
+        else:
+            out = made.sink.output(None, "s3://b/late")
+            await world.tasks.complete(done(sink.fence, out))
+        assert await made.tasks() == ["cancelled"]
+        assert await made.states() == {"a": "released"}
+        assert await world.value("SELECT count(*) FROM appended") == 0
+
+    play(story)
+
+
+def test_who_is_cut_over_while_it_ends_marks_no_batch_done(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        task = await made.writing()
+        await made.published(task, "a")
+        await world.tasks.complete(done(task.fence))
+        sink = await made.claimed()
+        assert sink is not None
+        out = made.sink.output(None, "s3://b/late")
+        async with asyncio.TaskGroup() as group, world.database.transaction() as moving:
+            served = {"dataset": made.sink.dataset}
+            await moving.execute(query("lock_cut_over"), served)
+            await moving.execute(b"UPDATE generation SET state = 'retired'")
+            group.create_task(world.tasks.complete(done(sink.fence, out)))
+            await world.until_waiting()
+        assert await made.tasks() == ["cancelled"]
+        assert await made.states() == {"a": "released"}
+
+    play(story)
+
+
+def test_what_is_late_for_a_removed_partition_is_written_by_a_later_task(play: Play) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        found = []
+        for name in "ab":
+            task = await made.writing()
+            await made.published(task, name, partition_key="p")
+            await world.tasks.complete(done(task.fence))
+            found.append(await made.claimed())
+        late, later = found
+        assert late is not None
+        assert later is not None
+        out = made.sink.output("p", "s3://b/b")
+        await world.tasks.complete(done(later.fence, out))
+        await world.rows(
+            "INSERT INTO removed (dataset_id, generation, partition_key, task_id, revision)"
+            " SELECT dataset_id, generation, partition_key, task_id, revision FROM publication"
+        )
+        await world.rows("DELETE FROM appended")
+        await world.rows("DELETE FROM publication")
+        await world.tasks.complete(done(late.fence, made.sink.output("p", "s3://b/a")))
+        assert await made.tasks() == ["cancelled", "completed", "queued"]
+        again = await made.claimed()
+        assert given(again) == ["a"]
+        assert again is not None
+        await world.tasks.complete(done(again.fence, made.sink.output("p", "s3://b/c")))
+        assert await world.value("SELECT location FROM appended") == "s3://b/c"
+        assert await made.states() == {"a": "done", "b": "done"}
 
     play(story)

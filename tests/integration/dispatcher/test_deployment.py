@@ -1011,3 +1011,54 @@ def test_nobody_is_told_of_tasks_that_a_higher_limit_lets_run(play: Play) -> Non
         assert await world.wakes() == []
 
     play(story)
+
+
+def sinking(update: str = "update: append") -> str:
+    return f"""
+jobs:
+  write:
+    runtime: sink
+    operator: sink.write
+    {update}
+    outputs: [{{name: alerts, buffered: true, columns: {{id: string}}}}, rejected]
+"""
+
+
+@pytest.mark.parametrize("what", ["nothing", "rows", "batches"])
+def test_rows_that_a_sink_has_accepted_keep_their_generation(play: Play, what: str) -> None:
+    async def story(world: World) -> None:
+        pipeline = Pipeline(world)
+        await pipeline.apply(sinking())
+        sink = await pipeline.job("write")
+        if what == "rows":
+            await world.rows(
+                "INSERT INTO publication (dataset_id, generation, partition_key, mode, task_id,"
+                " attempt, location) VALUES (%s, %s::uuid, '', 'append', 1, 1, 'l')",
+                sink.outputs["alerts"],
+                sink.generation,
+            )
+        elif what == "batches":
+            await world.rows(
+                "INSERT INTO buffer_batch (dataset_id, partition_key, task_id, attempt, batch_id,"
+                " digest, format, location, place, bytes, state)"
+                " VALUES (%s, '', 1, 1, 'b', repeat('0', 64), 'jsonl', 'l', 'p', 1, 'held')",
+                sink.outputs["alerts"],
+            )
+        # How it judges rows is no matter of generations.
+        await pipeline.apply(sinking("update: append\n    config: {max_rows: 5}"))
+        merging = sinking("update: merge\n    unique_key: [id]")
+        if what == "nothing":
+            await pipeline.apply(merging)
+            return
+        for change in (
+            pipeline.try_apply(merging, force=True),
+            pipeline.deployment.foresee(parse(merging, "dag")),
+        ):
+            with pytest.raises(InvalidInput, match="has accepted rows for alerts"):
+                await change
+        # One that leaves the DAG, and comes back as it was, has them.
+        await pipeline.apply(chain())
+        await pipeline.apply(sinking())
+        assert (await pipeline.job("write")).generation == sink.generation
+
+    play(story)

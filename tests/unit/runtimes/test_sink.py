@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -275,6 +276,29 @@ def test_a_task_writes_what_it_was_given(tmp_path: Path) -> None:
     # The same again is the same, whoever reads it: nothing in it is of the attempt.
     again = asyncio.run(run(work(tmp_path, lines({"id": "a"}, {"no": 1}), lines({"id": "b"}))))
     assert [each.facts for each in again.made] == [each.facts for each in found.made]
+
+
+@pytest.mark.parametrize("what", ["a link", "too large"])
+def test_a_batch_that_cannot_be_read_is_rejected_and_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("penstock.datasets.transfer.READ_BYTES_MAX", 1_000)
+    task = work(tmp_path, lines({"id": "a"}), lines({"id": "b"}))
+    alone = work(tmp_path, lines({"id": "a"}))
+    file = Path(urlsplit(task.payload["buffer"]["batches"][0]["location"]).path)
+    if what == "a link":
+        file.unlink()
+        file.symlink_to("/etc/passwd")
+    else:
+        file.write_bytes(b"x" * 2_000)
+    assert asyncio.run(run(task)).metrics == {"batches": 2, "rows": 1, "rejected": 1}
+    (rejected,) = rows_of((tmp_path / "out-aside" / "part-00000.parquet").read_bytes())
+    assert (rejected["batch"], rejected["place"]) == ("b1", -1)
+    assert "cannot be read" in rejected["reason"]
+    # Who can read none may have no right to read any.
+    with pytest.raises(WorkFailed, match="cannot be read") as failure:
+        asyncio.run(run(alone))
+    assert failure.value.is_retried
 
 
 def test_a_task_without_batches_makes_nothing(tmp_path: Path) -> None:

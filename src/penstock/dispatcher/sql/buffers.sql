@@ -117,11 +117,40 @@ WHERE task.id = buffer_batch.sink_task AND task.status = 'cancelled'
   AND (%(tasks)s::bigint[] IS NULL OR task.id = ANY (%(tasks)s))
 RETURNING buffer_batch.dataset_id::text AS dataset, buffer_batch.partition_key
 
+-- name: give_up_sink_tasks
+-- Dead ones, whose batches are for a task of the definition that is in force.
+WITH held AS MATERIALIZED (
+    SELECT id
+    FROM task
+    WHERE id = ANY (%(tasks)s::bigint[]) AND status = 'dead' AND payload ? 'buffer'
+    ORDER BY id
+    FOR NO KEY UPDATE
+)
+UPDATE task
+SET status = 'cancelled', settled_at = penstock_now(), reason = %(reason)s
+FROM held
+WHERE task.id = held.id AND task.status = 'dead'
+RETURNING task.id
+
 -- name: waiting_lines
--- The datasets and partitions with batches that nobody has taken.
-SELECT DISTINCT dataset_id::text AS dataset, partition_key
-FROM buffer_batch
-WHERE state = 'released' AND sink_task IS NULL
+-- The datasets and partitions with batches that nobody has taken; first those without a task that waits.
+WITH lines AS MATERIALIZED (
+    SELECT DISTINCT dataset_id, partition_key
+    FROM buffer_batch
+    WHERE state = 'released' AND sink_task IS NULL
+), waiting AS MATERIALIZED (
+    SELECT DISTINCT generation.dataset_id,
+           coalesce(task.payload ->> 'partition_key', '') AS partition_key
+    FROM generation
+    JOIN task ON task.generation = generation.version AND task.payload ? 'buffer'
+        AND task.status = 'queued' AND task.attempt = 0
+    WHERE generation.dataset_id IN (SELECT dataset_id FROM lines)
+      AND generation.state IN ('current', 'building')
+)
+SELECT lines.dataset_id::text AS dataset, lines.partition_key
+FROM lines
+LEFT JOIN waiting USING (dataset_id, partition_key)
+ORDER BY waiting.dataset_id IS NOT NULL
 LIMIT %(limit)s
 
 -- name: look_at_lines
@@ -150,7 +179,10 @@ CROSS JOIN LATERAL (
     JOIN dag_job ON dag_job.generation = generation.version AND dag_job.job_id = dataset.job_id
     JOIN job_definition AS definition ON definition.id = dag_job.definition_id
     WHERE generation.dataset_id = dataset.id AND generation.state IN ('current', 'building')
-    ORDER BY generation.state = 'current' DESC, dag_job.dag_version_id DESC
+    -- The version in force may be an earlier one, after a rollback.
+    ORDER BY generation.state = 'current' DESC,
+             dag_job.dag_version_id = (SELECT dag_version_id FROM dag_current) DESC,
+             dag_job.dag_version_id DESC
     LIMIT 1
 ) AS sink
 CROSS JOIN LATERAL (

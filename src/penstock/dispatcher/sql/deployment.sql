@@ -294,6 +294,30 @@ WITH noted AS (
 INSERT INTO dag_current (dag_version_id) VALUES (%(version)s)
 ON CONFLICT (single) DO UPDATE SET dag_version_id = excluded.dag_version_id, since = penstock_now()
 
+-- name: rows_of_sinks
+-- Of the datasets that get one of these generations, those of which readers have another that a sink
+-- writes, with rows or with batches that are to be rows: nothing makes them again.
+SELECT dataset.name AS dataset, job.name AS job
+FROM unnest(%(datasets)s::text[], %(versions)s::uuid[]) AS entering(name, version)
+JOIN dataset ON dataset.name = entering.name
+JOIN generation AS served ON served.dataset_id = dataset.id
+    AND served.state = 'current' AND served.version <> entering.version
+JOIN job ON job.id = dataset.job_id
+WHERE EXISTS (
+        SELECT
+        FROM dag_job
+        JOIN job_definition AS definition ON definition.id = dag_job.definition_id
+        WHERE dag_job.job_id = job.id AND dag_job.generation = served.version
+          AND definition.body ->> 'operator' = 'sink.write')
+  AND (EXISTS (
+          SELECT FROM publication
+          WHERE publication.dataset_id = dataset.id AND publication.generation = served.version)
+       OR EXISTS (
+          SELECT FROM buffer_batch
+          WHERE buffer_batch.dataset_id = dataset.id AND buffer_batch.state <> 'done'))
+ORDER BY dataset.name
+LIMIT 1
+
 -- name: lock_cut_over
 -- All outputs of the job that writes the dataset move together.
 SELECT generation.dataset_id::text AS dataset, generation.version::text, generation.state

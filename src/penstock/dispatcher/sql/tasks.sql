@@ -399,10 +399,13 @@ WHERE attempt.task_id = asked.task_id AND attempt.number = asked.number
   AND attempt.ended_at IS NULL
 
 -- name: cancel_tasks
+-- A dead task of a sink, too: that gives its batches back.
 WITH held AS MATERIALIZED (
     SELECT task.id
     FROM task
-    WHERE task.id = ANY (%(tasks)s::bigint[]) AND task.status IN ('queued', 'retrying', 'running')
+    WHERE task.id = ANY (%(tasks)s::bigint[])
+      AND (task.status IN ('queued', 'retrying', 'running')
+           OR task.status = 'dead' AND task.payload ? 'buffer')
       AND NOT task.cancel_asked
     ORDER BY task.id
     FOR NO KEY UPDATE
@@ -413,10 +416,11 @@ SET status = CASE WHEN task.status = 'running' THEN 'running' ELSE 'cancelled' E
     settled_at = CASE WHEN task.status = 'running' THEN NULL ELSE penstock_now() END,
     reason = %(reason)s
 FROM held
-WHERE task.id = held.id AND task.status IN ('queued', 'retrying', 'running')
+WHERE task.id = held.id AND task.status IN ('queued', 'retrying', 'running', 'dead')
 RETURNING task.id
 
 -- name: replay_tasks
+-- Those of sinks have been given up for others by then: see give_up_sink_tasks.
 WITH held AS MATERIALIZED (
     SELECT task.id
     FROM task

@@ -120,6 +120,8 @@ WHERE generation.version IS NULL
 -- failure. So it is, with a bound of its own, of what was lost with its worker before it began; what
 -- was lost while it ran is a failure that is tried again without a pause. A source that is always on begins to count anew when an attempt has run for a while.
 -- Who is to run alone from now on, and was to before, has had the one death that is not counted.
+-- A task of a sink whose rows nobody would read is cancelled, so that another writes its batches
+-- (BATCH-6).
 WITH asked AS (
     SELECT *
     FROM unnest(
@@ -137,6 +139,15 @@ WITH asked AS (
     LEFT JOIN generation
         ON generation.dataset_id = dataset.id AND generation.version = task.generation
     WHERE generation.version IS NULL
+), served AS MATERIALIZED (
+    -- Generations of sinks that are served or built until the end of the transaction.
+    SELECT generation.version
+    FROM asked
+    JOIN task ON task.id = asked.task_id AND task.payload ? 'buffer'
+    JOIN generation ON generation.version = task.generation
+        AND generation.state IN ('current', 'building')
+    ORDER BY generation.dataset_id, generation.version
+    FOR KEY SHARE OF generation
 ), held AS MATERIALIZED (
     SELECT task.id, task.claimed_at, asked.delayed, asked.alone, asked.lost, asked.released,
            before.releases, least(task.losses, before.releases) AS losses,
@@ -147,7 +158,7 @@ WITH asked AS (
                                     >= %(losses_max)s THEN %(lost_out)s
                                 ELSE '' END AS reason,
            CASE
-               WHEN task.cancel_asked THEN 'cancelled'
+               WHEN task.cancel_asked OR moot.why IS NOT NULL THEN 'cancelled'
                WHEN asked.succeeded THEN 'completed'
                WHEN asked.released AND before.releases < %(releases_max)s
                    AND NOT (asked.alone AND task.runs_alone)
@@ -155,10 +166,26 @@ WITH asked AS (
                             AND least(task.losses, before.releases) >= %(losses_max)s) THEN 'queued'
                WHEN asked.retried AND task.attempt < task.attempt_limit THEN 'retrying'
                ELSE 'dead'
-           END AS status
+           END AS status,
+           moot.why AS moot
     FROM task
     JOIN asked ON task.id = asked.task_id AND task.attempt = asked.attempt
         AND task.lease_token = asked.lease_token
+    CROSS JOIN LATERAL (
+        SELECT CASE
+            WHEN NOT task.payload ? 'buffer' THEN NULL
+            WHEN task.generation NOT IN (SELECT version FROM served)
+            THEN 'Its generation is not served any more; its batches are written by another task.'
+            WHEN EXISTS (
+                SELECT
+                FROM dataset
+                JOIN removed ON removed.dataset_id = dataset.id
+                WHERE dataset.job_id = task.job_id
+                  AND removed.generation = task.generation AND removed.task_id >= task.id
+                  AND removed.partition_key = coalesce(task.payload ->> 'partition_key', ''))
+            THEN 'Its partition was removed meanwhile; its batches are written by another task.'
+        END AS why
+    ) AS moot
     CROSS JOIN LATERAL (
         SELECT CASE
             WHEN NOT asked.released
@@ -193,7 +220,7 @@ SET status = held.status,
     END,
     settled_at = CASE WHEN held.status IN ('queued', 'retrying') THEN NULL ELSE penstock_now() END,
     reason = CASE held.status
-        WHEN 'cancelled' THEN task.reason WHEN 'completed' THEN NULL ELSE held.reason END,
+        WHEN 'cancelled' THEN coalesce(task.reason, held.moot) WHEN 'completed' THEN NULL ELSE held.reason END,
     lease_token = NULL, lease_expires_at = NULL, worker = NULL, claimed_at = NULL
 FROM held, job_definition AS definition
 WHERE task.id = held.id AND task.status = 'running' AND definition.id = task.definition_id

@@ -6,7 +6,7 @@
 | | that attempt ends in any other way | it is gone |
 | released | the claim of a task of the sink, which names itself in it | released, and taken |
 | | that task completes | done |
-| | that task is cancelled, or forgotten | released, and taken by nobody |
+| | that task is cancelled, or forgotten; or, dead, it is replayed | released, and taken by nobody |
 | done | nobody; it is forgotten when nobody may use its id again | |
 
 A source that is always on never completes, so what it publishes is released at once, and so is what
@@ -80,7 +80,9 @@ ID_DAYS: Final = 7.0
 """How old rows may be that are released at once: for so long their ids are known."""
 PASS_SECONDS: Final = 1.0
 """How often a pass is made while there are batches that were released."""
-_LINES_MAX: Final = 1_000
+_LINES_MAX: Final = 500
+"""How many lines one transaction looks at; each may cost a lock, of which Postgres has few."""
+_RENEWED: Final = "It was replayed: its batches are written by a new task."
 
 Line = tuple[str, str]
 """A buffered dataset and the key of a partition, empty for none."""
@@ -360,6 +362,21 @@ async def settle_batches(
         await make_sink_tasks(connection, sorted(lines))
 
 
+async def renew_sink_tasks(connection: Connection, task_ids: Sequence[int]) -> list[int]:
+    """Give what dead tasks of sinks had to new ones, of the definition that is in force.
+
+    Returns which of these were such tasks; they are cancelled.
+    """
+    asked = {"tasks": list(task_ids), "reason": _RENEWED}
+    rows = await fetch_rows(connection, "give_up_sink_tasks", asked)
+    given_up = [row["id"] for row in rows]
+    if given_up:
+        freed = await fetch_rows(connection, "free_batches", tasks=given_up)
+        lines = {(row["dataset"], row["partition_key"]) for row in freed}
+        await make_sink_tasks(connection, sorted(lines))
+    return given_up
+
+
 def _fences(ended: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
     return {"tasks": [task for task, _ in ended], "attempts": [number for _, number in ended]}
 
@@ -369,10 +386,11 @@ async def make_sink_tasks(
 ) -> int:
     """See that what waits in these has a task, which begins soon if enough has gathered.
 
-    Returns how many were made.
+    Returns how many were made. What is too much for one transaction is left to the passes.
     """
     if not lines:
         return 0
+    lines = lines[:_LINES_MAX]
     asked = {
         "datasets": [dataset for dataset, _ in lines],
         "partitions": [partition for _, partition in lines],

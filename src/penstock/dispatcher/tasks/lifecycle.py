@@ -7,7 +7,7 @@
 | | | retrying or dead, a release → queued; `reap` → retrying or dead; `cancel` asks, then |
 | | | every end → cancelled |
 | retrying | failed; may be claimed when due | `claim` → running; `cancel` → cancelled |
-| dead | no attempt is left | `replay` → queued |
+| dead | no attempt is left | `replay` → queued; of a sink: `replay`, `cancel` → cancelled |
 | completed, cancelled | over | nobody |
 
 Invariants, which the schema keeps as well (`docs/dispatcher-protocol.md` has all rules):
@@ -69,7 +69,7 @@ from typing import Any, Final, Protocol
 from penstock.dispatcher.dag.model import Priority
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.metrics import Counters
-from penstock.dispatcher.tasks.batches import with_batches
+from penstock.dispatcher.tasks.batches import renew_sink_tasks, with_batches
 from penstock.dispatcher.tasks.completion import (
     UNACKNOWLEDGED_SECONDS,
     AttemptReport,
@@ -495,16 +495,22 @@ class Tasks:
         return await self._database.transact(work)
 
     async def replay(self, task_ids: Sequence[int]) -> tuple[TaskSnapshot | Refusal, ...]:
-        """Replay dead tasks, with as many attempts more as their job has."""
+        """Replay dead tasks, with as many attempts more as their job has.
+
+        What those of sinks had is for new tasks, as the DAG is now: they are cancelled.
+        """
         without_twins(task_ids, most=BATCH_MAX)
 
         async def work(connection: Connection) -> tuple[TaskSnapshot | Refusal, ...]:
+            renewed = await renew_sink_tasks(connection, task_ids)
             found = await connection.execute(query("replay_tasks"), {"tasks": list(task_ids)})
             replayed = [row["id"] for row in await found.fetchall()]
             await announce(connection, replayed)
             states = await task_states(connection, task_ids)
             return tuple(
-                states[each].state if each in replayed else _not_dead(each, states)
+                states[each].state
+                if each in replayed or each in renewed
+                else _not_dead(each, states)
                 for each in task_ids
             )
 
