@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -639,6 +639,75 @@ def test_a_table_that_is_made_again_is_served_when_it_is_whole(
         assert await hot.rows() == [(2, "new")]
         await hot.turn()
         assert await hot.rows() == [(1, "p"), (1, "q")]
+
+    tell(story)
+
+
+@pytest.mark.parametrize("dies", [None, "forget_hot", "compare_applied"])
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_what_is_removed_while_another_is_current_does_not_come_back(
+    tell: Tell, is_seen: bool, dies: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        for key in "pq":
+            await hot.publish(job, (1, key), key=key, partition=key)
+        await hot.turn()
+        later = await _next_generation(hot, job)
+        await hot.publish(later, (2, "new"), key="b")
+        await _cut_over(hot, job, later)
+        for _ in range(2 * is_seen):
+            await hot.turn()
+            assert await hot.rows() == [(2, "new")]
+        await hot.world.rows("DELETE FROM publication WHERE partition_key = 'p'")
+        await _cut_over(hot, later, job)
+        real = Applier._ask
+
+        async def until(self: Applier, statement: str, **asked: object) -> Any:
+            if statement == dies:
+                raise Died
+            return await real(self, statement, **asked)
+
+        if dies is not None:
+            with monkeypatch.context() as patched, suppress(Died):
+                patched.setattr(Applier, "_ask", until)
+                await hot.turn()
+        await hot.turn()
+        assert await hot.rows() == [(1, "q")]
+        assert await hot.behind() == 0
+
+    tell(story)
+
+
+def test_a_compare_undoes_no_removal_that_comes_meanwhile(tell: Tell) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, (1, "a"), key="a", partition="p")
+        await hot.turn()
+        held = await hot.rows("SELECT generation, revision, stamp FROM hot_store.applied")
+        asked = {
+            "dataset": job.dataset,
+            "position": "x",
+            "generations": [str(held[0][0])],
+            "keys": ["p"],
+            "revisions": [held[0][1]],
+            "stamps": [held[0][2]],
+        }
+        waiting = "SELECT FROM pg_stat_activity, pg_sleep(0.02) WHERE wait_event_type = 'Lock'"
+        async with (
+            await psycopg.AsyncConnection.connect(hot.world.dsn) as other,
+            asyncio.timeout(60),
+            asyncio.TaskGroup() as group,
+        ):
+            await other.execute(b"DELETE FROM publication")
+            group.create_task(hot.world.database.fetch("compare_applied", asked))
+            while not await hot.world.rows(waiting):
+                pass
+            await other.commit()
+        assert await hot.behind() == 1
+        await hot.turn()
+        assert await hot.rows() == []
+        assert await hot.behind() == 0
 
     tell(story)
 

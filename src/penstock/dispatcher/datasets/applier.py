@@ -252,12 +252,12 @@ class Applier:
         if not live:
             await tables.clear(is_all=True)
             await self._release(dataset, [], None)
+            await self._ask("forget_hot", dataset=dataset)
+            return ""
+        relations, unsure = await tables.prepare([each for each, _ in live])
         # After the tables: whoever comes next would not know of them.
         await self._ask("forget_hot", dataset=dataset)
-        if not live:
-            return ""
-        relations, anew = await tables.prepare([each for each, _ in live])
-        if anew:
+        if unsure:
             await self._compare(tables, dataset)
         problem = await self._load(tables, dataset, relations)
         return await self._serve(tables, dataset, live, relations) or problem
