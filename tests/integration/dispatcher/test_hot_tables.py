@@ -30,6 +30,7 @@ from penstock.dispatcher.datasets.hot_tables import HotLoad, PostgresData
 from penstock.dispatcher.deployment import Deployer
 from penstock.dispatcher.deployment_plan import DagApplied
 from penstock.dispatcher.tasks.model import AttemptEnd
+from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, PenstockError
 from penstock.runtimes.base import facts_of
 from tests.integration.dispatcher.world import Job, Play, World, Worlds, done
@@ -185,6 +186,15 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
     if request.node.name != "test_rows_are_in_the_table_before_anybody_is_told":
         monkeypatch.setattr(applying, "copied", here)
+
+
+class LeapingClock(SystemClock):
+    """A clock that a test moves on."""
+
+    leapt = 0.0
+
+    def monotonic(self) -> float:
+        return self.leapt
 
 
 Told = Callable[[Hot], Coroutine[Any, Any, None]]
@@ -727,6 +737,46 @@ def test_a_partition_that_cannot_be_loaded_holds_back_no_other(tell: Tell) -> No
         file.write_bytes(whole)
         await hot.turn()
         assert await hot.rows() == [(1, "p"), (2, "q")]
+
+    tell(story)
+
+
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_not_loaded(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applying, "COPIED_BYTES_MIN", 10_000)
+
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, *[(1, "x" * 1_000)] * 20_000, key="p", partition="p")
+        await hot.publish(job, (2, "q"), key="q", partition="q")
+        await hot.turn()
+        assert await hot.rows() == [(2, "q")]
+        assert await hot.routed() == ["applying", "pending"]
+        assert "part-0.parquet unpacks to more than" in (await hot.problem() or "")
+
+    tell(story)
+
+
+def test_a_dataset_that_fails_after_a_long_time_leaves_the_others_more_of_it(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, (1, "a"), key="a")
+        clock, tried = LeapingClock(), list[str]()
+
+        async def long(self: Applier, tables: object, dataset: str) -> str:
+            tried.append(dataset)
+            clock.leapt += 100
+            return "It cannot be loaded."
+
+        monkeypatch.setattr(Applier, "_bring_forward", long)
+        applier = hot.applier(clock=clock)
+        for seconds, count in ((0, 1), (390, 1), (20, 2)):
+            clock.leapt += seconds
+            await applier.turn()
+            assert len(tried) == count
 
     tell(story)
 
