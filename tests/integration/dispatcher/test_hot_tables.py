@@ -851,6 +851,38 @@ def test_a_state_that_was_restored_is_what_the_tables_follow(tell: Tell) -> None
     tell(story)
 
 
+@pytest.mark.parametrize("has_left", [False, True])
+def test_after_a_restore_a_partition_may_begin_again(
+    tell: Tell, has_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, (1, "q"), key="q", partition="q")
+        await hot.turn()
+        await _keep(hot.world)
+        for number in range(3):
+            await hot.publish(job, (number, "p"), key=f"p{number}", partition="p")
+        await hot.turn()
+        await _restore(hot.world)
+
+        async def dies(*_: object, **__: object) -> None:
+            raise Died
+
+        with monkeypatch.context() as patched, suppress(Died):
+            patched.setattr(Applier, "_load", dies)
+            await hot.turn()
+        assert await hot.behind() == 1
+        for _ in range(has_left):
+            await hot.turn()
+            assert await hot.rows() == [(1, "q")]
+        await hot.publish(job, (9, "p"), key="other", partition="p")
+        await hot.turn()
+        assert await hot.rows() == [(1, "q"), (9, "p")]
+        assert await hot.behind() == 0
+
+    tell(story)
+
+
 TABLES = (
     *("task", "attempt", "event", "publication", "appended", "removed", "hot_partition"),
     *("hot_table", "generation_schema"),
