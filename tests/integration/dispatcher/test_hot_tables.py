@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +30,7 @@ from penstock.dispatcher.datasets.hot_tables import HotLoad, PostgresData
 from penstock.dispatcher.deployment import Deployer
 from penstock.dispatcher.deployment_plan import DagApplied
 from penstock.dispatcher.tasks.model import AttemptEnd
+from penstock.kernel.clock import SystemClock
 from penstock.kernel.errors import DatabaseUnavailable, InvalidInput, PenstockError
 from penstock.runtimes.base import facts_of
 from tests.integration.dispatcher.world import Job, Play, World, Worlds, done
@@ -185,6 +186,15 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
     if request.node.name != "test_rows_are_in_the_table_before_anybody_is_told":
         monkeypatch.setattr(applying, "copied", here)
+
+
+class LeapingClock(SystemClock):
+    """A clock that a test moves on."""
+
+    leapt = 0.0
+
+    def monotonic(self) -> float:
+        return self.leapt
 
 
 Told = Callable[[Hot], Coroutine[Any, Any, None]]
@@ -643,6 +653,75 @@ def test_a_table_that_is_made_again_is_served_when_it_is_whole(
     tell(story)
 
 
+@pytest.mark.parametrize("dies", [None, "forget_hot", "compare_applied"])
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_what_is_removed_while_another_is_current_does_not_come_back(
+    tell: Tell, is_seen: bool, dies: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        for key in "pq":
+            await hot.publish(job, (1, key), key=key, partition=key)
+        await hot.turn()
+        later = await _next_generation(hot, job)
+        await hot.publish(later, (2, "new"), key="b")
+        await _cut_over(hot, job, later)
+        for _ in range(2 * is_seen):
+            await hot.turn()
+            assert await hot.rows() == [(2, "new")]
+        await hot.world.rows("DELETE FROM publication WHERE partition_key = 'p'")
+        await _cut_over(hot, later, job)
+        real = Applier._ask
+
+        async def until(self: Applier, statement: str, **asked: object) -> Any:
+            if statement == dies:
+                raise Died
+            return await real(self, statement, **asked)
+
+        if dies is not None:
+            with monkeypatch.context() as patched, suppress(Died):
+                patched.setattr(Applier, "_ask", until)
+                await hot.turn()
+        await hot.turn()
+        assert await hot.rows() == [(1, "q")]
+        assert await hot.behind() == 0
+
+    tell(story)
+
+
+def test_a_compare_undoes_no_removal_that_comes_meanwhile(tell: Tell) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, (1, "a"), key="a", partition="p")
+        await hot.turn()
+        held = await hot.rows("SELECT generation, revision, stamp FROM hot_store.applied")
+        asked = {
+            "dataset": job.dataset,
+            "position": "x",
+            "generations": [str(held[0][0])],
+            "keys": ["p"],
+            "revisions": [held[0][1]],
+            "stamps": [held[0][2]],
+        }
+        waiting = "SELECT FROM pg_stat_activity, pg_sleep(0.02) WHERE wait_event_type = 'Lock'"
+        async with (
+            await psycopg.AsyncConnection.connect(hot.world.dsn) as other,
+            asyncio.timeout(60),
+            asyncio.TaskGroup() as group,
+        ):
+            await other.execute(b"DELETE FROM publication")
+            group.create_task(hot.world.database.fetch("compare_applied", asked))
+            while not await hot.world.rows(waiting):
+                pass
+            await other.commit()
+        assert await hot.behind() == 1
+        await hot.turn()
+        assert await hot.rows() == []
+        assert await hot.behind() == 0
+
+    tell(story)
+
+
 def test_a_partition_that_cannot_be_loaded_holds_back_no_other(tell: Tell) -> None:
     async def story(hot: Hot) -> None:
         job = await hot.job()
@@ -658,6 +737,46 @@ def test_a_partition_that_cannot_be_loaded_holds_back_no_other(tell: Tell) -> No
         file.write_bytes(whole)
         await hot.turn()
         assert await hot.rows() == [(1, "p"), (2, "q")]
+
+    tell(story)
+
+
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_not_loaded(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applying, "COPIED_BYTES_MIN", 10_000)
+
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, *[(1, "x" * 1_000)] * 20_000, key="p", partition="p")
+        await hot.publish(job, (2, "q"), key="q", partition="q")
+        await hot.turn()
+        assert await hot.rows() == [(2, "q")]
+        assert await hot.routed() == ["applying", "pending"]
+        assert "part-0.parquet unpacks to more than" in (await hot.problem() or "")
+
+    tell(story)
+
+
+def test_a_dataset_that_fails_after_a_long_time_leaves_the_others_more_of_it(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, (1, "a"), key="a")
+        clock, tried = LeapingClock(), list[str]()
+
+        async def long(self: Applier, tables: object, dataset: str) -> str:
+            tried.append(dataset)
+            clock.leapt += 100
+            return "It cannot be loaded."
+
+        monkeypatch.setattr(Applier, "_bring_forward", long)
+        applier = hot.applier(clock=clock)
+        for seconds, count in ((0, 1), (390, 1), (20, 2)):
+            clock.leapt += seconds
+            await applier.turn()
+            assert len(tried) == count
 
     tell(story)
 
@@ -728,6 +847,38 @@ def test_a_state_that_was_restored_is_what_the_tables_follow(tell: Tell) -> None
         await hot.publish(job, (10, "p"), key="more", partition="p")
         await hot.turn()
         assert await hot.rows() == [(1, "q"), (10, "p")]
+
+    tell(story)
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_after_a_restore_a_partition_may_begin_again(
+    tell: Tell, has_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(hot: Hot) -> None:
+        job = await hot.job()
+        await hot.publish(job, (1, "q"), key="q", partition="q")
+        await hot.turn()
+        await _keep(hot.world)
+        for number in range(3):
+            await hot.publish(job, (number, "p"), key=f"p{number}", partition="p")
+        await hot.turn()
+        await _restore(hot.world)
+
+        async def dies(*_: object, **__: object) -> None:
+            raise Died
+
+        with monkeypatch.context() as patched, suppress(Died):
+            patched.setattr(Applier, "_load", dies)
+            await hot.turn()
+        assert await hot.behind() == 1
+        for _ in range(has_left):
+            await hot.turn()
+            assert await hot.rows() == [(1, "q")]
+        await hot.publish(job, (9, "p"), key="other", partition="p")
+        await hot.turn()
+        assert await hot.rows() == [(1, "q"), (9, "p")]
+        assert await hot.behind() == 0
 
     tell(story)
 

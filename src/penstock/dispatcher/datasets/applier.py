@@ -79,6 +79,9 @@ BYTES_MAX: Final = 256 * 1024 * 1024
 """How much of files it loads, if that is more than one partition."""
 LOADS_MAX: Final = 1000
 FILE_SECONDS_MAX: Final = 3600.0
+COPIED_BYTES_MIN: Final = 1024 * 1024 * 1024
+EXPANSION_MAX: Final = 64
+"""How much the rows of one load may be as text: so much, and so many times what its files are."""
 COMPARE_SECONDS: Final = 15.0
 """How often the positions of all datasets are compared, whether or not there is work."""
 _AGAIN_SECONDS: Final = 1.0
@@ -87,6 +90,8 @@ _NOWHERE: Final = (
     " out of the DAG."
 )
 _AGAIN_SECONDS_MAX: Final = 60.0
+_REST_FACTOR: Final = 4
+"""So many times as long as a try took that failed, the others have before the next one."""
 _POSITION_CHARACTERS: Final = 24
 _PROBLEM_CHARACTERS_MAX: Final = 1_000
 
@@ -219,7 +224,7 @@ class Applier:
     async def _try(
         self, data: PostgresData, connection: Connection, row: Mapping[str, Any]
     ) -> None:
-        dataset = row["dataset"]
+        dataset, began = row["dataset"], self._clock.monotonic()
         try:
             async with data.locked(connection, dataset, row["name"]) as tables:
                 if tables is None:
@@ -236,13 +241,14 @@ class Applier:
             problem = f"Postgres data refused it: {first_line(error)}"
         if problem:
             await self._note([dataset], problem)
-            self._wait(dataset)
+            self._wait(dataset, _REST_FACTOR * (self._clock.monotonic() - began))
         else:
             self._waits.pop(dataset, None)
 
-    def _wait(self, dataset: str) -> None:
+    def _wait(self, dataset: str, rest: float = 0.0) -> None:
+        """Not before a pause that grows, or this rest if it is longer."""
         pause = min(_AGAIN_SECONDS_MAX, 2 * self._waits.get(dataset, (0.0, _AGAIN_SECONDS / 2))[1])
-        self._waits[dataset] = (self._clock.monotonic() + pause, pause)
+        self._waits[dataset] = (self._clock.monotonic() + max(pause, rest), pause)
 
     async def _bring_forward(self, tables: HotDataset, dataset: str) -> str:
         """All steps of one dataset; returns why not all of them could be done."""
@@ -252,12 +258,12 @@ class Applier:
         if not live:
             await tables.clear(is_all=True)
             await self._release(dataset, [], None)
+            await self._ask("forget_hot", dataset=dataset)
+            return ""
+        relations, unsure = await tables.prepare([each for each, _ in live])
         # After the tables: whoever comes next would not know of them.
         await self._ask("forget_hot", dataset=dataset)
-        if not live:
-            return ""
-        relations, anew = await tables.prepare([each for each, _ in live])
-        if anew:
+        if unsure:
             await self._compare(tables, dataset)
         problem = await self._load(tables, dataset, relations)
         return await self._serve(tables, dataset, live, relations) or problem
@@ -347,6 +353,19 @@ class Applier:
         self, parts: Sequence[_Part], columns: Sequence[Column]
     ) -> Generator[Generator[bytes]]:
         """The rows of each file, in turn. Blocks, and is asked off the loop."""
+        left = COPIED_BYTES_MIN
+
+        def rows(file: DataFile) -> Generator[bytes]:
+            nonlocal left
+            left += EXPANSION_MAX * file.bytes
+            with self._transfer.open(file.location) as opened:
+                for piece in copied(opened, columns, seconds_max=FILE_SECONDS_MAX):
+                    left -= len(piece)
+                    if left < 0:
+                        most = f"{COPIED_BYTES_MIN} bytes and {EXPANSION_MAX} times its size"
+                        raise PenstockError(f"{file.location} unpacks to more than {most}.")
+                    yield piece
+
         for part in parts:
             self._check(part)
             (contents,) = read([part], self._transfer)
@@ -354,11 +373,7 @@ class Applier:
                 raise PenstockError(f"{part.location} has files that are not Parquet.")
             for file in contents.files:
                 if file.rows != 0:
-                    yield self._rows(file, columns)
-
-    def _rows(self, file: DataFile, columns: Sequence[Column]) -> Generator[bytes]:
-        with self._transfer.open(file.location) as opened:
-            yield from copied(opened, columns, seconds_max=FILE_SECONDS_MAX)
+                    yield rows(file)
 
     def _check(self, part: _Part) -> None:
         """Raise `Damaged` for what is no folder of an attempt of this installation."""

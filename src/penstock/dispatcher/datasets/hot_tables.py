@@ -263,23 +263,30 @@ class HotDataset:
     async def prepare(self, wanted: Sequence[HotGeneration]) -> tuple[list[HotRelation], list[str]]:
         """Have a table for each of these generations, with at least their columns.
 
-        Returns the tables, and the generations of those that are empty because they were made anew.
+        Returns the tables, and the generations of those that have to be compared with what is
+        published: they were made anew, or had been left and saw nothing meanwhile.
         """
         held = {each.generation: each for each in await self.relations()}
-        anew = []
+        unsure = []
         async with self._changing():
             for each in wanted:
                 relation = held.get(each.generation)
                 if relation is None or not relation.is_there:
                     await self._make(each)
-                    anew.append(each.generation)
+                    unsure.append(each.generation)
                 elif not await self._grow(relation, each.columns):
                     await self._execute("hot_drop_table", table=relation.table)
                     await self._make(each)
-                    anew.append(each.generation)
+                    unsure.append(each.generation)
+                elif relation.is_over is not None:
+                    unsure.append(each.generation)
             named = {"dataset": self._dataset, "generations": [one.generation for one in wanted]}
             await self._connection.execute(query("hot_leave"), named)
-        return await self.relations(), anew
+            if unsure:
+                forgot = "hot_forget_position"
+                (row,) = await fetch_rows(self._connection, forgot, dataset=self._dataset)
+                self.position = row["position"]
+        return await self.relations(), unsure
 
     async def _make(self, wanted: HotGeneration) -> None:
         name = relation_name(self._dataset, self._name, wanted.generation)

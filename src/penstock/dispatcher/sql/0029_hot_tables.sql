@@ -48,6 +48,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Notes that partitions have moved. Where nothing is hot it is one look at an empty index.
+-- Revisions come in their order, as publications are locked: a lower one is of a state that was restored,
+-- and what the table has of the later ones is to be replaced.
 CREATE FUNCTION penstock_apply(
     datasets uuid[], generations uuid[], keys text[], revisions bigint[]
 ) RETURNS void LANGUAGE sql AS $$
@@ -59,7 +61,9 @@ CREATE FUNCTION penstock_apply(
     GROUP BY moved.dataset_id, moved.generation, moved.partition_key
     ORDER BY moved.dataset_id, moved.generation, moved.partition_key
     ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
-    SET wanted = greatest(held.wanted, excluded.wanted),
+    SET wanted = excluded.wanted,
+        applied = CASE WHEN excluded.wanted < held.wanted THEN 0 ELSE held.applied END,
+        is_anew = held.is_anew OR excluded.wanted < held.wanted,
         since = CASE WHEN held.applied < held.wanted THEN held.since ELSE excluded.since END
 $$;
 

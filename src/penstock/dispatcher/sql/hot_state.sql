@@ -23,8 +23,8 @@ WHERE (generation.dataset_id, generation.version) = (said.dataset_id, said.versi
 
 -- name: begin_hot
 -- Of generations that have become hot, or are again, all that is published is to be in a table; and
--- what is not hot any more holds no event back. Also now and then: what was about to be published
--- when that changed has not seen it.
+-- what is not hot any more holds no event back. What was removed while another generation was current is
+-- to leave. Also now and then: what was about to be published when that changed has not seen it.
 WITH tables AS (
     INSERT INTO hot_table (dataset_id)
     SELECT DISTINCT dataset_id FROM generation
@@ -43,6 +43,18 @@ WITH tables AS (
         AND held.partition_key = publication.partition_key
     WHERE generation.hot IS NOT NULL AND generation.state IN ('building', 'current')
       AND coalesce(held.wanted, 0) < publication.revision
+    UNION ALL
+    SELECT held.dataset_id, held.generation, held.partition_key, removed.revision
+    FROM generation
+    JOIN hot_partition AS held ON held.dataset_id = generation.dataset_id
+        AND held.generation = generation.version
+    JOIN removed ON removed.dataset_id = held.dataset_id AND removed.generation = held.generation
+        AND removed.partition_key = held.partition_key AND removed.revision > held.wanted
+    WHERE generation.hot IS NOT NULL AND generation.state IN ('building', 'current')
+      AND NOT EXISTS (
+          SELECT FROM publication AS back
+          WHERE back.dataset_id = held.dataset_id AND back.generation = held.generation
+            AND back.partition_key = held.partition_key)
     ORDER BY 1, 2, 3
     ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
     SET wanted = greatest(old.wanted, excluded.wanted)
@@ -211,9 +223,12 @@ SELECT EXISTS (
 -- After a restore of either database: what the table has is compared with what is published, and what
 -- is not the same is to be loaded anew.
 WITH held AS MATERIALIZED (
-    SELECT * FROM unnest(
+    SELECT held.* FROM unnest(
         %(generations)s::uuid[], %(keys)s::text[], %(revisions)s::bigint[], %(stamps)s::text[])
         AS held(generation, partition_key, revision, stamp)
+    JOIN generation ON generation.dataset_id = %(dataset)s::uuid
+        AND generation.version = held.generation AND generation.hot IS NOT NULL
+        AND generation.state IN ('building', 'current')
 ), known AS MATERIALIZED (
     SELECT publication.generation, publication.partition_key, publication.revision,
            publication.revision || ':' || publication.task_id || ':'
@@ -239,8 +254,13 @@ FROM known
 FULL JOIN held ON held.generation = known.generation AND held.partition_key = known.partition_key
 ORDER BY 2, 3
 ON CONFLICT (dataset_id, generation, partition_key) DO UPDATE
-SET wanted = CASE WHEN excluded.applied = 0 THEN greatest(old.wanted, excluded.wanted)
-                  ELSE excluded.wanted END,
+SET wanted = CASE
+        WHEN excluded.applied = 0 OR old.wanted IS DISTINCT FROM (
+            -- As it was when this began: what has moved since is still to be applied.
+            SELECT seen.wanted FROM hot_partition AS seen
+            WHERE seen.dataset_id = old.dataset_id AND seen.generation = old.generation
+              AND seen.partition_key = old.partition_key)
+        THEN greatest(old.wanted, excluded.wanted) ELSE excluded.wanted END,
     applied = excluded.applied, is_anew = excluded.is_anew, since = excluded.since
 
 -- name: load_anew

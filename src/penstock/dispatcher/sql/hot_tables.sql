@@ -166,6 +166,11 @@ SET revision = excluded.revision, stamp = excluded.stamp, position = excluded.po
 -- name: hot_note_position
 UPDATE hot_store.dataset SET position = %(position)s WHERE dataset_id = %(dataset)s::uuid
 
+-- name: hot_forget_position
+-- A name that the state does not know: whoever comes next compares all partitions.
+UPDATE hot_store.dataset SET position = gen_random_uuid() WHERE dataset_id = %(dataset)s::uuid
+RETURNING position
+
 -- name: hot_has_rows
 SELECT EXISTS (SELECT FROM {table} WHERE _penstock_partition = %(key)s) AS is_so
 
