@@ -58,7 +58,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.dispatcher.dag.model import SINK_OPERATOR
+from penstock.dispatcher.dag.model import SINK_OPERATOR, OutputStorage
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.tasks.model import ClaimedTask, Fence, NewTask, Refusal
 from penstock.dispatcher.tasks.rows import announce, create_tasks, refusal, storable, task_states
@@ -308,6 +308,7 @@ async def _with_batches(connection: Connection, claimed: ClaimedTask) -> Claimed
         "dataset": dataset,
         "output": own["name"],
         "rejected": aside["name"],
+        "is_hot": own.get("storage") == OutputStorage.POSTGRES,
         "columns": [[name, kind] for each in own["columns"] for name, kind in each.items()],
         "batches": [
             {
