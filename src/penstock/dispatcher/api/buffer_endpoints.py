@@ -110,9 +110,6 @@ async def publish(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
         if body.status == 403:
             note_refused(parts, call, reason="outside of its grants", claims=claims)
         return body
-    if body.inline is not None:
-        # First: a row without a body would be a promise that nobody can keep (BATCH-3).
-        await store.put(body.key, body.inline)
     new = NewBatch(
         dataset=buffer.dataset,
         partition_key=ask.partition_key or "",
@@ -126,12 +123,25 @@ async def publish(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
         made_at_ms=ask.made_at,
     )
     fence = Fence(claims.task_id, claims.attempt, "", claims.grants.digest)
-    found = await parts.batches.accept(fence, new)
+    found = await _kept(parts, store, body, fence, new)
     if found is None:
         require_grants(parts, call, claims, has_grants=False)
     if isinstance(found, Refusal):
         note_fenced(parts, call, [(found, claims)])
     return _accepted(parts, found)
+
+
+async def _kept(
+    parts: ApiContext, store: ObjectStore, body: _Body, fence: Fence, new: NewBatch
+) -> AcceptedBatch | RefusedBatch | Refusal | None:
+    if body.inline is not None:
+        # Nothing is stored for who may publish nothing, or no more.
+        found = await parts.batches.accept(fence, new, is_trial=True)
+        if not isinstance(found, AcceptedBatch):
+            return found
+        # Before the row, which would be a promise that nobody can keep (BATCH-3).
+        await store.put(body.key, body.inline)
+    return await parts.batches.accept(fence, new)
 
 
 def _accepted(

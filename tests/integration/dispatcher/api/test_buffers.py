@@ -274,6 +274,26 @@ def test_many_long_rejected_rows_are_all_within_reach(buffers: Callable[..., Non
     buffers(story)
 
 
+@pytest.mark.parametrize("why", ["too much", "over"])
+def test_nothing_is_stored_for_who_may_publish_no_more(
+    buffers: Callable[..., None], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    async def story(made: Buffers) -> None:
+        task = await made.task()
+        ok(await made.publish(task, alert("a"), batch="a"))
+        if why == "over":
+            ok(await made.stage.complete(held(task)))
+        else:
+            monkeypatch.setattr("penstock.dispatcher.tasks.batches.HELD_MAX", 1)
+            # What was accepted is accepted again.
+            assert not ok(await made.publish(task, alert("a"), batch="a"))["is_new"]
+        refused(await made.publish(task, alert("b"), batch="b"), 409)
+        bodies = list((path_of(made.root) / "buffers").rglob("*.jsonl"))
+        assert len(bodies) == 1
+
+    buffers(story)
+
+
 def test_an_upsert_wins_with_a_higher_sequence_alone(buffers: Callable[..., None]) -> None:
     """Whatever the order in which sinks write: the batch that was accepted later counts."""
 
