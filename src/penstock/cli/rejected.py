@@ -77,6 +77,8 @@ def list_(*, dataset: str | None, limit: int, url: str, token: str | None, as_js
             click.echo(f"There are more than {limit:,}.", err=True)
     else:
         click.echo("No rejected rows.", err=True)
+    if answer.unread:
+        click.echo(f"{answer.unread} files of rejected rows could not be read wholly.", err=True)
 
 
 def _list_buffers(url: str, token: str | None, *, as_json: bool) -> None:

@@ -74,14 +74,20 @@ def first_rows(
     seconds_max: float,
     columns_max: int = 0,
     characters_max: int = 0,
+    skip: int = 0,
 ) -> PreviewRows:
-    """The first rows: as texts of so many characters, or as values that JSON has.
+    """The first rows after `skip`: as texts of so many characters, or as values that JSON has.
 
     Without the columns that only merges read.
 
     Raises `PenstockError` for what cannot be read so, `OSError` if no process can be started.
     """
-    asked = {"rows": rows, "columns_max": columns_max, "characters_max": characters_max}
+    asked = {
+        "rows": rows,
+        "columns_max": columns_max,
+        "characters_max": characters_max,
+        "skip": skip,
+    }
     most = _VALUES_BYTES_MAX
     if columns_max and characters_max:
         cells = (rows + 1) * columns_max

@@ -215,13 +215,18 @@ def first_rows(file: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """The first rows of a file, as texts of so many characters; as values, if that is zero."""
     names = file.schema_arrow.names
     count, columns_max = asked["rows"], asked["columns_max"] or len(names)
+    passed = asked.get("skip", 0)
     rows: list[list[Any]] = []
     # Columns that share a name cannot be asked for by it: they are taken by their places.
     for batch in file.iter_batches(batch_size=max(1, count), use_threads=False):
-        kept = [batch.column(place) for place in range(min(columns_max, batch.num_columns))]
+        if passed >= batch.num_rows:
+            passed -= batch.num_rows
+            continue
+        left, passed = batch.slice(passed), 0
+        kept = [left.column(place) for place in range(min(columns_max, left.num_columns))]
         rows += [
             [cell(column[number], asked["characters_max"]) for column in kept]
-            for number in range(min(batch.num_rows, count - len(rows)))
+            for number in range(min(left.num_rows, count - len(rows)))
         ]
         if len(rows) >= count:
             break

@@ -423,6 +423,8 @@ class RejectedAnswer(Answer):
     rows: list[RejectedRow]
     is_cut: bool = False
     """Whether there may be more."""
+    unread: int = 0
+    """How many files of rejected rows could not be read, or not to their end."""
 
 
 class RejectedPlace(Ask):

@@ -206,6 +206,8 @@ class SinkTask:
     output: str
     rejected: str
     columns: list[tuple[str, str]]
+    is_hot: bool = False
+    """Whether a table of Postgres follows the output."""
     batches: list[TakenBatch] = field(default_factory=list)
 
     @classmethod
@@ -323,6 +325,7 @@ class SinkRuntime(Runtime):
             partition=work.payload.get("partition_key") or "",
             key=[] if merge is None else list(merge.key),
             version_by="" if merge is None else merge.version_by,
+            is_hot=task.is_hot,
             current=[size for _, size in current],
             cpu_seconds=self._settings.cpu_seconds,
             memory_bytes=memory_bytes(self._settings.memory),

@@ -53,6 +53,12 @@ ROW_CHARACTERS_MAX: Final = 1024 * 1024
 _REASON_CHARACTERS_MAX: Final = 2_000
 _SHOWN_MAX: Final = 60
 _REASONS_MAX: Final = 5
+_HOT_KEY_BYTES_MAX: Final = 2_000
+"""What the index of a hot table holds of a key, beside the key of a partition."""
+_WIDEST_PLAIN: Final = 24
+_YEARS: Final = "in the years 1 to 9999"
+_DAYS: Final = (-719_162, 2_932_896)
+_MICROSECONDS: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _PLAIN: Final[Mapping[str, tuple[Any, pa.DataType]]] = {
     "boolean": (bool, pa.bool_()),
@@ -100,6 +106,8 @@ class SinkOrder(msgspec.Struct, frozen=True, kw_only=True):
     key: list[str] = []
     """The columns that a row is known by, if rows are merged."""
     version_by: str = ""
+    is_hot: bool = False
+    """Whether a table of Postgres follows what is written."""
     current: list[int] = []
     """How long the files are that are merged with, which follow."""
     cpu_seconds: int
@@ -204,6 +212,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _whole(value: Any) -> Any:
+    """A number for a column of whole ones, which Arrow would cut; what is none is a text."""
+    if not isinstance(value, float):
+        return value
+    return int(value) if value.is_integer() else str(value)
+
+
 @dataclass(slots=True)
 class _Read:
     """The rows of a batch that have the columns and types, and their places in it."""
@@ -283,7 +298,7 @@ class BatchReader:
             raise ValueError("it has a column twice")
 
         def text(place: int) -> str:
-            (row,) = table.slice(place, 1).to_pylist()
+            row = {name: _value(table.column(name)[place]) for name in table.column_names}
             return json.dumps(row, default=str)
 
         places = list(range(table.num_rows))
@@ -300,7 +315,7 @@ class BatchReader:
         except (pa.ArrowException, ValueError):
             table.validate(full=True)
             values = {
-                name: table.column(name).to_pylist()
+                name: [_value(each) for each in table.column(name)]
                 if name in table.column_names
                 else [None] * table.num_rows
                 for name, _, _ in self._columns
@@ -321,6 +336,8 @@ class BatchReader:
             each = values[name]
             if name in self._nested:
                 each = [_plain(value) for value in each]
+            elif pa.types.is_integer(held):
+                each = [_whole(value) for value in each]
             try:
                 arrays[name] = pa.array(each, held)
                 continue
@@ -363,6 +380,38 @@ class BatchReader:
         )
 
 
+def _value(held: pa.Scalar) -> Any:
+    """A value as Python has it, which knows fewer moments than Arrow."""
+    try:
+        return held.as_py()
+    except (ValueError, OverflowError):
+        return f"<not {_YEARS}>"
+
+
+def _is_beyond(held: pa.Scalar) -> bool:
+    try:
+        held.as_py()
+    except (ValueError, OverflowError):
+        return True
+    return False
+
+
+def _beyond(column: Any, kind: pa.DataType) -> Any:
+    """Where a moment is one that not everybody who reads it knows; None if it has no moments."""
+    if pa.types.is_nested(kind):
+        if "timestamp" in str(kind) or "date" in str(kind):
+            return pa.array([_is_beyond(each) for each in column])
+        return None
+    if pa.types.is_date(kind):
+        (least, most), whole = _DAYS, pa.int32()
+    elif pa.types.is_timestamp(kind):
+        (least, most), whole = _MICROSECONDS, pa.int64()
+    else:
+        return None
+    numbers = column.cast(whole)
+    return pc.or_(pc.less(numbers, least), pc.greater(numbers, most))
+
+
 class RowChecks:
     """What rows have to satisfy, column by column."""
 
@@ -370,6 +419,7 @@ class RowChecks:
         self._expect = order.expect
         self._kinds = {name: _types(kind)[1] for name, kind in order.columns}
         self._needed = [*order.key, *([order.version_by] if order.version_by else [])]
+        self._hot_key = order.key if order.is_hot else []
         self._texts = [name for name, kind in self._kinds.items() if pa.types.is_string(kind)]
 
     def reasons(self, table: pa.Table) -> dict[int, list[str]]:
@@ -387,6 +437,7 @@ class RowChecks:
         for name in self._texts:
             column = table.column(name)
             yield pc.match_substring(column, "\0"), _always(f"{name}: it has a NUL character.")
+        yield from self._unread(table)
         for name, said in self._expect.items():
             column, kind = table.column(name), self._kinds[name]
             for word, value in said.items():
@@ -399,6 +450,28 @@ class RowChecks:
                     continue
                 yield _fails(column, kind, word, value), _told(name, column, word, value)
 
+    def _unread(self, table: pa.Table) -> Iterator[tuple[Any, Callable[[int], str]]]:
+        """What not everybody could read who reads what is written."""
+        for name, kind in self._kinds.items():
+            if (beyond := _beyond(table.column(name), kind)) is not None:
+                yield beyond, _always(f"{name}: it is not {_YEARS}.")
+        if self._hot_key:
+            sizes = [_size(table.column(name), self._kinds[name]) for name in self._hot_key]
+            total = sizes[0]
+            for each in sizes[1:]:
+                total = pc.add(total, each)
+            yield (
+                pc.greater(total, _HOT_KEY_BYTES_MAX),
+                _always(f"The key has more than {_HOT_KEY_BYTES_MAX:,} bytes."),
+            )
+
+
+def _size(column: Any, kind: pa.DataType) -> Any:
+    """How many bytes of an index the values may take."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return pc.add(pc.cast(pc.binary_length(column), pa.int64()), 8)
+    return pa.array([_WIDEST_PLAIN] * len(column), pa.int64())
+
 
 def _always(text: str) -> Callable[[int], str]:
     return lambda _: text
@@ -406,7 +479,7 @@ def _always(text: str) -> Callable[[int], str]:
 
 def _told(name: str, column: Any, word: str, value: Any) -> Callable[[int], str]:
     said = f"{word} {value}"[:200]
-    return lambda at: f"{name}: {_shown(column[at].as_py())} does not satisfy {said}."
+    return lambda at: f"{name}: {_shown(_value(column[at]))} does not satisfy {said}."
 
 
 def _fails(column: Any, kind: pa.DataType, word: str, value: Any) -> Any:

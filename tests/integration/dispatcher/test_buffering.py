@@ -309,6 +309,26 @@ def test_what_has_gathered_is_due_at_once_and_what_is_left_is_next(play: Play) -
     play(story)
 
 
+@pytest.mark.parametrize("storage", ["files", "postgres"])
+def test_a_task_says_whether_a_table_follows(play: Play, storage: str) -> None:
+    async def story(world: World) -> None:
+        made = await buffer(world, max_age="0s")
+        await world.rows(
+            "UPDATE job_definition SET body = jsonb_set(body, '{outputs,0,storage}', %s::jsonb)"
+            " WHERE id = %s",
+            Jsonb(storage),
+            made.sink.definition_id,
+        )
+        task = await made.writing()
+        await made.published(task, "a")
+        await world.tasks.complete(done(task.fence))
+        sink = await made.claimed()
+        assert sink is not None
+        assert sink.payload["buffer"]["is_hot"] == (storage == "postgres")
+
+    play(story)
+
+
 def test_each_partition_has_a_task_of_its_own(play: Play) -> None:
     async def story(world: World) -> None:
         made = await buffer(world, max_age="0s")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -109,6 +110,52 @@ def test_a_row_that_does_not_fit_costs_its_neighbours_nothing(row: Any, why: str
     assert (found["place"], found["sequence"], found["task"]) == (1, 1, 9)
     text = row if isinstance(row, bytes) else json.dumps(row).encode()
     assert found["row"] == text.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("odd", ["fits", "has a neighbour that does not", "fails a check too"])
+def test_moments_that_not_everybody_knows_are_rejected_alone(odd: str) -> None:
+    """Also where a row has to be read by itself, and where its text is asked for."""
+    ends = [-62_135_596_800_000_000, 253_402_300_799_999_999]
+    moments = [*ends, ends[0] - 1, ends[1] + 1, 2**62]
+    nested = pa.array(moments, pa.timestamp("us", "UTC"))
+    columns = [("id", "string"), ("day", "date"), ("at", "timestamp"), ("all", "array<timestamp>")]
+    texts = ["a", "b", "c", "d", "e"]
+    table = pa.table(
+        {
+            "id": pa.array([1.0, 1.5, 3.0, 4.0, 5.0] if odd.startswith("has") else texts),
+            "day": pa.array([-719_162, 2_932_896, -719_163, 2_932_897, -(2**31)], pa.int32()).view(
+                pa.date32()
+            ),
+            "at": nested,
+            "all": pa.ListArray.from_arrays(list(range(6)), nested),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    body = sink.getvalue().to_pybytes()
+    said = order(body, columns=columns)
+    if odd == "has a neighbour that does not":
+        said = order(body, columns=[("id", "int"), *columns[1:]])
+    expect = {"id": {"in": ["a", "b"]}, "at": {"max": "9999-12-31T00:00:00Z"}}
+    if odd == "fails a check too":
+        said = order(body, columns=columns, expect=expect)
+    (batch,) = said.batches
+    said = msgspec.structs.replace(said, batches=[msgspec.structs.replace(batch, format="arrow")])
+    _, rows, rejected = made(said, iter([body]), iter([]))
+    found = [(each["place"], each["reason"]) for each in rows_of(rejected)]
+    written = 2 if odd == "fits" else 1
+    assert len(rows_of(rows)) == written
+    assert [place for place, _ in found] == [0, 1, 2, 3, 4][written:]
+    assert all("in the years 1 to 9999" in why for place, why in found if place > 1)
+
+
+@pytest.mark.parametrize("is_hot", [True, False])
+def test_keys_that_no_index_holds_are_rejected_where_there_is_one(is_hot: bool) -> None:
+    body = lines({"id": "é" * 990}, {"id": "é" * 1_000})
+    rows, rejected = wrote(body, key=["id"], is_hot=is_hot)
+    assert len(rows) == (1 if is_hot else 2)
+    assert [each["place"] for each in rejected] == ([1] if is_hot else [])
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ RETRY_SECONDS: Final = 5
 _BODY_BYTES_MAX: Final = 4 * BATCH_BYTES_MAX
 _PARTS_MAX: Final = 100
 _ROWS_MAX: Final = 10_000
+_ROWS_LEAST: Final = 8
+"""So many of the longest rows can be had at once."""
+_READS_MAX: Final = 50
+"""How often one part is looked into."""
 _READ_SECONDS: Final = 10.0
 _PART_BYTES_MAX: Final = 64 * 2**20
 _NAME: Final = r"[A-Za-z0-9_=~][A-Za-z0-9_.=~-]{0,199}"
@@ -106,9 +110,6 @@ async def publish(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
         if body.status == 403:
             note_refused(parts, call, reason="outside of its grants", claims=claims)
         return body
-    if body.inline is not None:
-        # First: a row without a body would be a promise that nobody can keep (BATCH-3).
-        await store.put(body.key, body.inline)
     new = NewBatch(
         dataset=buffer.dataset,
         partition_key=ask.partition_key or "",
@@ -122,12 +123,25 @@ async def publish(parts: ApiContext, call: ApiCall) -> Answer | HttpReply:
         made_at_ms=ask.made_at,
     )
     fence = Fence(claims.task_id, claims.attempt, "", claims.grants.digest)
-    found = await parts.batches.accept(fence, new)
+    found = await _kept(parts, store, body, fence, new)
     if found is None:
         require_grants(parts, call, claims, has_grants=False)
     if isinstance(found, Refusal):
         note_fenced(parts, call, [(found, claims)])
     return _accepted(parts, found)
+
+
+async def _kept(
+    parts: ApiContext, store: ObjectStore, body: _Body, fence: Fence, new: NewBatch
+) -> AcceptedBatch | RefusedBatch | Refusal | None:
+    if body.inline is not None:
+        # Nothing is stored for who may publish nothing, or no more.
+        found = await parts.batches.accept(fence, new, is_trial=True)
+        if not isinstance(found, AcceptedBatch):
+            return found
+        # Before the row, which would be a promise that nobody can keep (BATCH-3).
+        await store.put(body.key, body.inline)
+    return await parts.batches.accept(fence, new)
 
 
 def _accepted(
@@ -240,18 +254,19 @@ async def rejected_rows(
     if isinstance(found, Problem):
         return found
     rows: list[RejectedRow] = []
+    unread: list[str] = []
     bound = asyncio.timeout(seconds_max)
     try:
         async with bound:
-            async for some in _pages(parts, found):
+            async for some in _pages(parts, found, unread):
                 rows += await _unmarked(parts, found.dataset_id, some)
                 if len(rows) > limit:
-                    return RejectedAnswer(rows=rows[:limit], is_cut=True)
+                    return RejectedAnswer(rows=rows[:limit], is_cut=True, unread=len(unread))
     except TimeoutError:
         if not bound.expired():
             raise
-        return RejectedAnswer(rows=rows, is_cut=True)
-    return RejectedAnswer(rows=rows)
+        return RejectedAnswer(rows=rows, is_cut=True, unread=len(unread))
+    return RejectedAnswer(rows=rows, unread=len(unread))
 
 
 async def give_back(parts: ApiContext, call: ApiCall) -> Answer:
@@ -262,13 +277,15 @@ async def give_back(parts: ApiContext, call: ApiCall) -> Answer:
         return found
     wanted = {(each.sequence, each.place): each for each in ask.rows}
     rows: dict[tuple[int, int], RejectedRow] = {}
-    async for some in _pages(parts, found):
+    unread: list[str] = []
+    async for some in _pages(parts, found, unread):
         rows |= {at: each for each in some if (at := (each.sequence, each.place)) in wanted}
         if len(rows) == len(wanted):
             break
     if missing := [at for at in wanted if at not in rows]:
         sequence, place = missing[0]
-        return unknown(f"No row {place} of batch {sequence} was rejected by {found.job}.")
+        why = f" {len(unread)} files of rejected rows could not be read wholly." if unread else ""
+        return unknown(f"No row {place} of batch {sequence} was rejected by {found.job}.{why}")
     left = await _unmarked(parts, found.dataset_id, list(rows.values()))
     if ask.is_dropped:
         return await _mark(parts, found.dataset_id, left, [])
@@ -335,32 +352,57 @@ async def _show(parts: ApiContext, name: str) -> _Sink | Problem:
     return unknown(f"The DAG that is in force has no buffered dataset {name!r}.")
 
 
-async def _pages(parts: ApiContext, sink: _Sink) -> AsyncIterator[list[RejectedRow]]:
-    """The rejected rows, those that were rejected last first, a part at a time."""
+async def _pages(
+    parts: ApiContext, sink: _Sink, unread: list[str]
+) -> AsyncIterator[list[RejectedRow]]:
+    """The rejected rows, those that were rejected last first, some of a part at a time.
+
+    The locations of parts that cannot be read to their ends are added to `unread`.
+    """
     asked = {"dataset": sink.rejected, "limit": _PARTS_MAX}
     assert parts.store is not None, "looked at by the caller"
     for row in await parts.database.fetch("rejected_parts", asked):
-        found = await _rows_of(parts.store, row["location"], parts.root)
-        yield sorted(found, key=lambda each: (-each.sequence, each.place))
+        body = await _file_of(parts.store, row["location"], parts.root)
+        seen, most = 0, _ROWS_MAX
+        for _ in range(_READS_MAX):
+            found = None if body is None else await _rows_of(body, skip=seen, most=most)
+            if found is None and (body is None or most <= _ROWS_LEAST):
+                break
+            if found is None:
+                # Long ones: what they need together is too much for one look.
+                most = max(_ROWS_LEAST, most // 20)
+                continue
+            yield sorted(found, key=lambda each: (-each.sequence, each.place))
+            seen += len(found)
+            if seen >= row["rows"] or not found:
+                break
+        if seen < row["rows"]:
+            unread.append(row["location"])
 
 
-async def _rows_of(store: ObjectStore, location: str, root: str) -> list[RejectedRow]:
+async def _file_of(store: ObjectStore, location: str, root: str) -> bytes | None:
     home = Scope.parse(f"{location.rstrip('/')}/", schemes=("s3", "file")).prefix
     key = f"{home.removeprefix(Root.parse(root).prefix)}{FILE_NAME}"
     try:
         if (await store.head(key)).size > _PART_BYTES_MAX:
-            return []
+            return None
         found = await find(store, key)
-        if found is None:
-            return []
+    except NotFound:
+        return None
+    return None if found is None else found.body
+
+
+async def _rows_of(body: bytes, *, skip: int, most: int) -> list[RejectedRow] | None:
+    """Some rows of a part; None if they cannot be had."""
+    try:
         # By a process that can reach nothing: what stands there was written by whoever publishes.
         shown = await asyncio.to_thread(
-            first_rows, io.BytesIO(found.body), rows=_ROWS_MAX, seconds_max=_READ_SECONDS
+            first_rows, io.BytesIO(body), rows=most, skip=skip, seconds_max=_READ_SECONDS
         )
-    except (NotFound, OSError):
-        return []
+    except (PenstockError, OSError):
+        return None
     if tuple(shown.columns) != _COLUMNS:
-        return []
+        return None
     return [_row(dict(zip(_COLUMNS, each, strict=True))) for each in shown.rows]
 
 

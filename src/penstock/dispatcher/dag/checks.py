@@ -304,6 +304,10 @@ def _sink_outputs(
     if unknown and names:
         message = f"There is no column {shown(unknown[0])} in {buffered.dataset}."
         yield RuleViolation(job.name, "config.expect", message, reads)
+    nested = {each.name for each in buffered.columns if "<" in each.type}
+    for name in nested.intersection({*job.unique_key, job.version_by}):
+        message = f"Rows are merged by plain columns, and {shown(name)} is nested; take another."
+        yield RuleViolation(job.name, "unique_key", message, (*reads, "unique_key", "version_by"))
 
 
 def _buffers(dag: Dag) -> Iterator[RuleViolation]:

@@ -58,7 +58,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from penstock.dispatcher.dag.model import SINK_OPERATOR
+from penstock.dispatcher.dag.model import SINK_OPERATOR, OutputStorage
 from penstock.dispatcher.database.pool import Connection, Database, fetch_rows, query
 from penstock.dispatcher.tasks.model import ClaimedTask, Fence, NewTask, Refusal
 from penstock.dispatcher.tasks.rows import announce, create_tasks, refusal, storable, task_states
@@ -116,6 +116,9 @@ class AcceptedBatch:
     """Whether it counts already."""
 
 
+_TRIAL: Final = AcceptedBatch(0, is_new=True, is_released=False)
+
+
 @dataclass(frozen=True, slots=True)
 class RefusedBatch:
     """A batch that is not taken: `kind` is for programs, `why` a sentence."""
@@ -148,11 +151,12 @@ class BufferedBatches:
         return BufferOfDataset(**rows[0]) if rows else None
 
     async def accept(
-        self, fence: Fence, new: NewBatch
+        self, fence: Fence, new: NewBatch, *, is_trial: bool = False
     ) -> AcceptedBatch | RefusedBatch | Refusal | None:
         """Keep a batch of the current attempt; None if its grants are not those that it shows.
 
-        The grants name the folders of the lease, which no other attempt has.
+        The grants name the folders of the lease, which no other attempt has. A trial keeps nothing:
+        its answer is whether the body is worth storing, and its number of a new batch is 0.
         """
 
         async def work(
@@ -175,8 +179,15 @@ class BufferedBatches:
             if row["counts"]:
                 if why := _time_problem(new, now_ms=int(row["now"].timestamp() * 1000)):
                     return RefusedBatch("too old", why)
+                if is_trial:
+                    return _TRIAL
                 return await keep_batch(connection, new, task_id=fence.task_id)
-            return await _hold(connection, replace(new, made_at_ms=None), fence)
+            if why := await _too_much(connection, new, fence):
+                return RefusedBatch("too much", why)
+            if is_trial:
+                return _TRIAL
+            held_until = replace(new, made_at_ms=None)
+            return await _kept(connection, held_until, task_id=fence.task_id, attempt=fence.attempt)
 
         return await self._database.transact(work)
 
@@ -206,21 +217,16 @@ async def keep_batch(
     return found
 
 
-async def _hold(
-    connection: Connection, new: NewBatch, fence: Fence
-) -> AcceptedBatch | RefusedBatch:
+async def _too_much(connection: Connection, new: NewBatch, fence: Fence) -> str:
+    """Why an attempt may publish no more; empty if it may, and for what it has published."""
     asked = {"task": fence.task_id, "attempt": fence.attempt}
     (held,) = await fetch_rows(connection, "held_by_attempt", asked)
-    if held["batches"] >= HELD_MAX or held["bytes"] + new.bytes > HELD_BYTES_MAX:
-        known = await fetch_rows(
-            connection, "accepted_batch", asked, dataset=new.dataset, batch=new.batch
-        )
-        if not known:
-            return RefusedBatch(
-                "too much",
-                f"An attempt publishes {HELD_MAX:,} batches and {HELD_BYTES_MAX:,} bytes at most.",
-            )
-    return await _kept(connection, new, task_id=fence.task_id, attempt=fence.attempt)
+    if held["batches"] < HELD_MAX and held["bytes"] + new.bytes <= HELD_BYTES_MAX:
+        return ""
+    said = {"dataset": new.dataset, "batch": new.batch}
+    if await fetch_rows(connection, "accepted_batch", asked, **said):
+        return ""
+    return f"An attempt publishes {HELD_MAX:,} batches and {HELD_BYTES_MAX:,} bytes at most."
 
 
 async def _kept(
@@ -317,6 +323,7 @@ async def _with_batches(
         "dataset": dataset,
         "output": own["name"],
         "rejected": aside["name"],
+        "is_hot": own.get("storage") == OutputStorage.POSTGRES,
         "columns": [[name, kind] for each in own["columns"] for name, kind in each.items()],
         "batches": [
             {

@@ -238,6 +238,62 @@ def test_rejected_rows_are_mended_replayed_and_dropped_once(
     buffers(story)
 
 
+def test_many_long_rejected_rows_are_all_within_reach(buffers: Callable[..., None]) -> None:
+    """Together they are more than one look takes; a file that cannot be read is counted."""
+
+    async def story(made: Buffers) -> None:
+        task = await made.task()
+        folder = place(task, "noted")
+        path = path_of(f"{folder}/rows.parquet")
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"id": ["x" * 1_000_000] * 70, "level": ["loud"] * 70}), path)
+        file = {
+            "location": f"{folder}/rows.parquet",
+            "format": "parquet",
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        ok(await made.publish(task, file=file))
+        ok(await made.stage.complete(held(task)))
+        assert (await made.sunk())["rejected"] == 70
+        listed = "/v1/buffers/alerts/rejected?limit=2"
+        answer = ok(await made.stage.public.get(listed))
+        assert [each["place"] for each in answer["rows"]] == [0, 1]
+        assert (answer["is_cut"], answer["unread"]) == (True, 0)
+        last = {"sequence": answer["rows"][0]["sequence"], "place": 69}
+        assert ok(await made.give_back(last, is_dropped=True))["rows"] == 1
+        (row,) = await made.stage.world.rows(
+            "SELECT part.location FROM part JOIN dataset ON dataset.id = part.dataset_id"
+            " WHERE dataset.name = 'alerts_rejected'"
+        )
+        (path_of(row["location"]) / "part-00000.parquet").write_bytes(b"none")
+        answer = ok(await made.stage.public.get(listed))
+        assert (answer["rows"], answer["unread"]) == ([], 1)
+        refused(await made.give_back(last, is_dropped=True), 404)
+
+    buffers(story)
+
+
+@pytest.mark.parametrize("why", ["too much", "over"])
+def test_nothing_is_stored_for_who_may_publish_no_more(
+    buffers: Callable[..., None], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    async def story(made: Buffers) -> None:
+        task = await made.task()
+        ok(await made.publish(task, alert("a"), batch="a"))
+        if why == "over":
+            ok(await made.stage.complete(held(task)))
+        else:
+            monkeypatch.setattr("penstock.dispatcher.tasks.batches.HELD_MAX", 1)
+            # What was accepted is accepted again.
+            assert not ok(await made.publish(task, alert("a"), batch="a"))["is_new"]
+        refused(await made.publish(task, alert("b"), batch="b"), 409)
+        bodies = list((path_of(made.root) / "buffers").rglob("*.jsonl"))
+        assert len(bodies) == 1
+
+    buffers(story)
+
+
 def test_an_upsert_wins_with_a_higher_sequence_alone(buffers: Callable[..., None]) -> None:
     """Whatever the order in which sinks write: the batch that was accepted later counts."""
 

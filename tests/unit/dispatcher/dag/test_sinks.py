@@ -88,6 +88,13 @@ def test_what_is_wrong_with_a_sink_or_a_writer_is_said(old: str, new: str, said:
     assert any(said in each.message for each in error.value.problems), error.value
 
 
+@pytest.mark.parametrize("by", ["unique_key: [id, who]", "unique_key: [id], version_by: who"])
+def test_rows_are_merged_by_plain_columns(by: str) -> None:
+    merging = DAG.replace("update: append", "update: merge\n    " + by.replace("], ", "]\n    "))
+    with pytest.raises(DagError, match="'who' is nested"):
+        parsed(merging.replace("columns: {id: string}", 'columns: {id: string, who: "array<int>"}'))
+
+
 def test_who_reads_without_being_triggered_may_publish() -> None:
     read = "inputs: [raw, {from: alerts, trigger: false}], outputs: [seen], buffers: [alerts]"
     dag = parsed(DAG.replace("inputs: [alerts], outputs: [seen]", read))
