@@ -12,7 +12,7 @@ Called by the worker, sources and `query.service`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -58,7 +58,9 @@ from penstock.protocol.work import (
     WaitAnswer,
     WaitAsk,
 )
-from penstock.tokens.verifier import JWKS_PATH, Jwk, keys_of
+
+if TYPE_CHECKING:
+    from penstock.tokens.verifier import Jwk
 
 CALL_SECONDS: Final = 25.0
 """How long one dispatcher has to answer: a little longer than it gives itself."""
@@ -196,6 +198,9 @@ class InternalClient(Service):
 
     async def keys(self) -> Mapping[str, Jwk]:
         """The keys that sign tokens, by their names: this is a `KeySource`."""
+        # Only now: workers verify nothing, and need no cryptography.
+        from penstock.tokens.verifier import JWKS_PATH, keys_of  # noqa: PLC0415
+
         answered = await self._send("GET", JWKS_PATH, None, _KEYS_SECONDS)
         try:
             if answered.status >= 400:
