@@ -32,8 +32,8 @@ def _sign_in(window: Window, token: str) -> None:
 
 
 def _is_paused(installation: Installation, job: str) -> bool:
-    pauses = installation.client.get("/v1/pressure").text
-    return f'"{job}"' in pauses
+    pauses = installation.client.get("/v1/pressure").json()["pauses"]
+    return any(each["job"] == job for each in pauses)
 
 
 def test_the_page_to_sign_in_has_no_serious_fault(axe: str, stranger: Window) -> None:

@@ -166,6 +166,8 @@ ENDINGS: Final[Sequence[tuple[str, str]]] = (
     (r"dag (check|show|diff|apply)( --json)?", "FILE"),
     (r"dataset (show|files|preview|verify|refresh|snapshots)", "NAME"),
     (r"dataset purge", "NAME --yes"),
+    (r"dataset rebuild-table", "NAME"),
+    (r"rejected mend", "alerts 17:3 row.json"),
     (r"token create", "dashboards"),
     (r"task (show|logs|cancel|replay)", "ID"),
     (r"pause", "JOB"),
